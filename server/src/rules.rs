@@ -1,0 +1,62 @@
+//! The rules, compiled and immutable: which buckets a request hits, and what each costs.
+
+pub mod file;
+
+use crate::algorithm::Algorithm;
+use crate::limit::{Cost, Limit};
+use crate::penalty::Penalty;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The class that decides for classes that have no rule of their own.
+pub const DEFAULT_CLASS: &str = "default";
+
+/// What a class of calls may do.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// The class that it is for.
+    pub class: String,
+    /// `None`: never limited.
+    pub limited: Option<Limited>,
+}
+
+/// A limit and what surrounds it.
+#[derive(Clone, Debug)]
+pub struct Limited {
+    /// How much.
+    pub limit: Limit,
+    /// How it is counted.
+    pub algorithm: &'static Algorithm,
+    /// What one call costs unless it says otherwise; at least one token, at most the burst.
+    pub cost: Cost,
+    /// Denied when no authority can be asked, and never leased.
+    pub sensitive: bool,
+    /// What denials lead to.
+    pub penalty: Option<Penalty>,
+    /// Decided and counted, but not enforced.
+    pub shadow: bool,
+}
+
+/// All rules.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    classes: BTreeMap<String, Arc<Rule>>,
+}
+
+impl Rules {
+    /// These rules; the later of two for one class holds.
+    pub fn new(rules: impl IntoIterator<Item = Rule>) -> Self {
+        Self { classes: rules.into_iter().map(|rule| (rule.class.clone(), Arc::new(rule))).collect() }
+    }
+
+    /// The rule for a class: its own, or that of the class `default`.
+    #[must_use]
+    pub fn class(&self, class: &str) -> Option<&Arc<Rule>> {
+        self.classes.get(class).or_else(|| self.classes.get(DEFAULT_CLASS))
+    }
+
+    /// Every rule, by class.
+    pub fn iter(&self) -> impl Iterator<Item = &Rule> {
+        self.classes.values().map(AsRef::as_ref)
+    }
+}
