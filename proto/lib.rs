@@ -10,6 +10,7 @@ pub mod v1 {
     #![allow(
         missing_docs,
         unreachable_pub,
+        unused_qualifications,
         clippy::all,
         clippy::pedantic,
         clippy::allow_attributes_without_reason,

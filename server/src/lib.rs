@@ -1,6 +1,18 @@
 //! Tollgate's server, as a library so that tests can drive any room of it. `ARCHITECTURE.md` is the map.
 
 pub mod algorithm;
+pub mod app;
+pub mod clock;
+pub mod config;
+pub mod engine;
+mod grpc;
+mod lease;
 pub mod limit;
+pub mod name;
 pub mod penalty;
+pub mod request;
 pub mod rules;
+pub mod shed;
+pub mod store;
+pub mod telemetry;
+mod yaml;

@@ -289,6 +289,19 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// Denied because the key is blocked for that long yet. The bucket was not looked at.
+    #[must_use]
+    pub const fn blocked(retry_after: Duration) -> Self {
+        Self {
+            denied: Some(Reason::Blocked),
+            granted: Cost::ZERO,
+            remaining: 0,
+            retry_after,
+            reset_after: retry_after,
+            wait: Duration::ZERO,
+        }
+    }
+
     /// May the call pass?
     #[must_use]
     pub const fn allowed(&self) -> bool {

@@ -1,2 +1,94 @@
-//! The `tollgate` command.
-fn main() {}
+//! The `tollgate` command: arguments, configuration, log, and then the server.
+
+mod ask;
+mod banner;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tollgate_server::clock::Clock;
+use tollgate_server::config::{Config, Overrides};
+use tollgate_server::{app, telemetry};
+
+/// A rate-limit decision service. Without a command it serves.
+#[derive(Parser)]
+#[command(name = "tollgate", version, args_conflicts_with_subcommands = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: Serve,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve until SIGTERM or SIGINT
+    Serve(Serve),
+    /// Say whether a rules file is valid, or what is wrong and where
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+    /// Ask a server for one decision
+    Ask(ask::Ask),
+}
+
+#[derive(clap::Args)]
+struct Serve {
+    #[command(flatten)]
+    overrides: Overrides,
+    /// What to log: error, warn, info, debug, trace, or target=level,…
+    #[arg(long, env = "TOLLGATE_LOG", value_name = "LEVEL", default_value = "info")]
+    log: String,
+    /// How to log
+    #[arg(long, env = "TOLLGATE_LOG_FORMAT", value_enum, default_value_t)]
+    log_format: telemetry::Format,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = match arguments.command.unwrap_or(Command::Serve(arguments.serve)) {
+        Command::Serve(arguments) => serve(&arguments),
+        Command::Check { file } => check(&file),
+        Command::Ask(arguments) => ask::ask(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tollgate: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[tokio::main]
+async fn serve(arguments: &Serve) -> anyhow::Result<()> {
+    let config = Config::load(&arguments.overrides)?;
+    telemetry::start(&arguments.log, arguments.log_format).context("log")?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+
+    let address = config.server.grpc;
+    let listener =
+        TcpListener::bind(address).await.with_context(|| format!("grpc: can not listen on {address}"))?;
+    banner::print(&config, listener.local_addr()?);
+    tracing::info!("nothing listens on the http address {} yet", config.server.http);
+
+    let app = app::build(config, Clock::system())?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    app.serve(listener, stop).await.map_err(anyhow::Error::from_boxed)
+}
+
+fn check(file: &std::path::Path) -> anyhow::Result<()> {
+    let config = Config::check(file)?;
+    println!("{}: valid, {} classes", file.display(), config.rules.iter().count());
+    Ok(())
+}

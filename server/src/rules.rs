@@ -6,6 +6,7 @@ use crate::algorithm::Algorithm;
 use crate::limit::{Cost, Limit};
 use crate::penalty::Penalty;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 /// The class that decides for classes that have no rule of their own.
@@ -58,5 +59,23 @@ impl Rules {
     /// Every rule, by class.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
         self.classes.values().map(AsRef::as_ref)
+    }
+}
+
+/// One line for people: `login: 5 each 1m, burst 5, cost 1, token_bucket, sensitive`.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { class, limited } = self;
+        let Some(limited) = limited else { return write!(f, "{class}: never limited") };
+        let rate = limited.limit.rate();
+        let period = humantime::format_duration(rate.period());
+        write!(f, "{class}: {} each {period}, burst {}", rate.count(), limited.limit.burst())?;
+        write!(f, ", cost {}, {}", limited.cost.get(), limited.algorithm.name)?;
+        let flags = [
+            (limited.sensitive, ", sensitive"),
+            (limited.penalty.is_some(), ", penalty"),
+            (limited.shadow, ", shadow"),
+        ];
+        flags.iter().filter(|(on, _)| *on).try_for_each(|(_, flag)| f.write_str(flag))
     }
 }

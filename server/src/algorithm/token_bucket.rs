@@ -20,14 +20,8 @@ use super::Algorithm;
 use crate::limit::{Cost, Decision, Limit, Reason, State, Timestamp, Want};
 use std::time::Duration;
 
-pub(super) const TOKEN_BUCKET: Algorithm = Algorithm {
-    name: "token_bucket",
-    tag: 1,
-    decide,
-    charge,
-    refund,
-    lua: include_str!("token_bucket.lua"),
-};
+pub(super) const TOKEN_BUCKET: Algorithm =
+    Algorithm { name: "token_bucket", tag: 1, decide, charge, refund, lua: include_str!("token_bucket.lua") };
 
 fn decide(limit: &Limit, state: &State, now: Timestamp, want: Want) -> Decision {
     let (missing, step) = missing(limit, state, now);

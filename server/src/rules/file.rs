@@ -1,1 +1,182 @@
-//! The rules file.
+//! The `classes` of a file, compiled to rules.
+//!
+//! What a rate, a limit, a penalty may be is known to their constructors alone. This turns text into their
+//! arguments, and gives each of their errors the place in the file of the setting that is to blame.
+
+#[cfg(test)]
+mod tests;
+
+use super::{Limited, Rule, Rules};
+use crate::algorithm::{ALL, Algorithm};
+use crate::limit::{Cost, Limit, LimitError, Rate};
+use crate::penalty::{Penalty, PenaltyError};
+use crate::yaml::{Given, Report, Scalar, Section};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// No file has more classes.
+const MOST_CLASSES: usize = 10_000;
+
+/// No class has a longer name, in bytes.
+const LONGEST_NAME: usize = 128;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The classes of a file, by name.
+pub(crate) type Classes = BTreeMap<String, Given<Class>>;
+
+/// A class as a file has it.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Class {
+    rate: Given<Scalar>,
+    burst: Given<Scalar>,
+    cost: Given<Scalar>,
+    algorithm: Given<Scalar>,
+    sensitive: Given<Scalar>,
+    penalty: Given<PenaltySettings>,
+    shadow: Given<Scalar>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct PenaltySettings {
+    strikes: Given<Scalar>,
+    window: Given<Scalar>,
+    base: Given<Scalar>,
+    cap: Given<Scalar>,
+}
+
+/// The rules that a file's classes are. What is wrong goes to the report, and is then not among the rules.
+pub(crate) fn compile(classes: &Given<Classes>, report: &mut Report) -> Rules {
+    let mut all = report.section("classes", classes.place());
+    let none = BTreeMap::new();
+    let classes = classes.value().unwrap_or(&none);
+    if classes.is_empty() {
+        all.fault("", None, "expected at least one class, such as `default: { rate: 100/s }`");
+    }
+    if classes.len() > MOST_CLASSES {
+        all.fault("", None, format!("expected at most {MOST_CLASSES} classes, got {}", classes.len()));
+        return Rules::new([]);
+    }
+    Rules::new(classes.iter().filter_map(|(name, class)| rule(name, class, &mut all)))
+}
+
+/// Nothing if something is wrong.
+fn rule(name: &str, given: &Given<Class>, all: &mut Section<'_>) -> Option<Rule> {
+    let mut at = all.section(name, given.place());
+    if name.is_empty() || name.len() > LONGEST_NAME {
+        let got = name.len();
+        at.fault("", None, format!("expected a class name of 1 to {LONGEST_NAME} bytes, got {got}"));
+    }
+    let class = given.value()?;
+    let before = at.len();
+    let rate = at.get("rate", &class.rate, rate);
+    let burst = at.get("burst", &class.burst, |burst| {
+        burst.whole(&format!("a whole number from 1 to {}", Limit::MOST_BURST))
+    });
+    let cost = at.get("cost", &class.cost, |cost| cost.whole("a whole number from 0 to the burst"));
+    let algorithm = at.get("algorithm", &class.algorithm, algorithm);
+    let sensitive = at.get("sensitive", &class.sensitive, Scalar::flag).unwrap_or_default();
+    let shadow = at.get("shadow", &class.shadow, Scalar::flag).unwrap_or_default();
+    let penalty = penalty(&class.penalty, &mut at);
+    // What follows compares settings with each other; a wrong one would be blamed on its neighbours.
+    if !at.sound_since(before) {
+        return None;
+    }
+
+    if cost == Some(0) {
+        let exempt =
+            "does nothing in a class that costs 0 and so is never limited; expected one or the other";
+        if sensitive {
+            at.fault("sensitive", class.sensitive.place(), exempt);
+        }
+        if penalty.is_some() {
+            at.fault("penalty", class.penalty.place(), exempt);
+        }
+        return Some(Rule { class: name.to_owned(), limited: None });
+    }
+    let Some(rate) = rate else {
+        at.fault("", None, format!("expected a `rate` ({RATE}), or `cost: 0` for a class without a limit"));
+        return None;
+    };
+    let limit = Limit::new(rate, burst.unwrap_or(rate.count()))
+        .map_err(|error| {
+            let (key, blamed) = match (error, class.burst.place()) {
+                (LimitError::NoBurst | LimitError::Burst { .. }, Some(place)) => ("burst", Some(place)),
+                _ => ("rate", class.rate.place()),
+            };
+            at.fault(key, blamed, error.to_string());
+        })
+        .ok()?;
+    let cost = cost.unwrap_or(1);
+    if cost > limit.burst() {
+        let message = format!("a cost of {cost} can never fit a burst of {}", limit.burst());
+        at.fault("cost", class.cost.place(), message);
+        return None;
+    }
+    let algorithm = algorithm.or_else(|| ALL.first())?;
+    let limited = Limited { limit, algorithm, cost: Cost::new(cost), sensitive, penalty, shadow };
+    Some(Rule { class: name.to_owned(), limited: Some(limited) })
+}
+
+const RATE: &str = "N/s, N/m, N/h, N/d or N/<duration>";
+
+fn rate(given: &Scalar) -> Result<Rate, String> {
+    let text = given.text(RATE)?;
+    let (count, period) = text
+        .split_once('/')
+        .and_then(|(count, period)| {
+            // `parse` alone would take a sign.
+            let digits = count.bytes().all(|byte| byte.is_ascii_digit());
+            Some((count.parse().ok().filter(|_| digits)?, span(period)?))
+        })
+        .ok_or_else(|| given.instead_of(RATE))?;
+    Rate::new(count, period).map_err(|error| error.to_string())
+}
+
+fn span(text: &str) -> Option<Duration> {
+    match text {
+        "s" => Some(Duration::from_secs(1)),
+        "m" => Some(MINUTE),
+        "h" => Some(HOUR),
+        "d" => Some(24 * HOUR),
+        text => humantime::parse_duration(text).ok(),
+    }
+}
+
+fn algorithm(given: &Scalar) -> Result<&'static Algorithm, String> {
+    let names: Vec<_> = Algorithm::names().collect();
+    let expected = format!("one of {}", names.join(", "));
+    Algorithm::named(given.text(&expected)?).ok_or_else(|| given.instead_of(&expected))
+}
+
+fn penalty(given: &Given<PenaltySettings>, class: &mut Section<'_>) -> Option<Penalty> {
+    let penalty = given.value()?;
+    let mut at = class.section("penalty", given.place());
+    let before = at.len();
+    let strikes = at.get("strikes", &penalty.strikes, |count| count.within(0..=u32::MAX));
+    if penalty.strikes.value().is_none() {
+        at.fault("", None, "expected `strikes`: how many denials are forgiven");
+    }
+    let window = at.get("window", &penalty.window, Scalar::span).unwrap_or(HOUR);
+    let base = at.get("base", &penalty.base, Scalar::span).unwrap_or(MINUTE);
+    let cap = at.get("cap", &penalty.cap, Scalar::span).unwrap_or(HOUR);
+    if !at.sound_since(before) {
+        return None;
+    }
+    Penalty::new(strikes?, window, base, cap)
+        .map_err(|error| {
+            let (key, blamed) = match error {
+                PenaltyError::Span { name: "window", .. } => ("window", &penalty.window),
+                PenaltyError::Span { name: "cap", .. } => ("cap", &penalty.cap),
+                // A cap below a base that the file does not even have.
+                PenaltyError::BaseAboveCap { .. } if penalty.base.value().is_none() => ("cap", &penalty.cap),
+                PenaltyError::Span { .. } | PenaltyError::BaseAboveCap { .. } => ("base", &penalty.base),
+            };
+            at.fault(key, blamed.place(), error.to_string());
+        })
+        .ok()
+}

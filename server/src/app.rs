@@ -1,0 +1,101 @@
+//! The wiring: what is made of a configuration, and how it lives. The same for `main` and for tests.
+
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::grpc;
+use crate::shed::Gate;
+use crate::store::{self, Store, StoreError};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+/// How long calls in flight may take to finish at the end.
+const GRACE: Duration = Duration::from_secs(10);
+/// Between two looks at a store that can be asked, and at one that can not.
+const LOOK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(100));
+
+/// A server that is ready to serve.
+pub struct App {
+    engine: Arc<Engine>,
+    store: Arc<dyn Store>,
+    gate: Gate,
+}
+
+/// Makes a server of a configuration. Needs a tokio runtime; does not wait for the store.
+///
+/// # Errors
+/// The store's address can not be used at all.
+pub fn build(config: Config, clock: Clock) -> Result<App, StoreError> {
+    let store = store::connect(&config.store, clock)?;
+    let engine = Engine::new(config.rules, store.clone(), config.server.max_key_bytes);
+    Ok(App { engine: Arc::new(engine), store, gate: Gate::new(config.server.max_in_flight) })
+}
+
+impl App {
+    /// Serves until `shutdown`; then health says so, calls in flight finish, and it returns.
+    ///
+    /// # Errors
+    /// The transport broke down.
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let (reporter, health) = tonic_health::server::health_reporter();
+        report(&reporter, ServingStatus::NotServing).await;
+        let watch = tokio::spawn(watch(self.store.clone(), reporter.clone()));
+
+        let ending = Notify::new();
+        let shutdown = async {
+            shutdown.await;
+            watch.abort();
+            report(&reporter, ServingStatus::NotServing).await;
+            tracing::info!("stopping: calls in flight finish, new connections are refused");
+            ending.notify_one();
+        };
+        let too_long = async {
+            ending.notified().await;
+            tokio::time::sleep(GRACE).await;
+        };
+        tokio::select! {
+            served = grpc::serve(self.engine, self.gate, health, listener, shutdown) => served,
+            () = too_long => {
+                tracing::warn!("calls were still in flight after {GRACE:?}; they are cut off");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Tells in the health service and in the log whether the store can be asked.
+async fn watch(store: Arc<dyn Store>, reporter: HealthReporter) {
+    let mut reached = None;
+    loop {
+        let answer = store.ping().await;
+        if reached != Some(answer.is_ok()) {
+            reached = Some(answer.is_ok());
+            match &answer {
+                Ok(()) => {
+                    tracing::info!("the store is reached: serving");
+                    report(&reporter, ServingStatus::Serving).await;
+                }
+                Err(error) => {
+                    tracing::warn!("not serving: {error}; trying again");
+                    report(&reporter, ServingStatus::NotServing).await;
+                }
+            }
+        }
+        tokio::time::sleep(if answer.is_ok() { LOOK.0 } else { LOOK.1 }).await;
+    }
+}
+
+async fn report(reporter: &HealthReporter, status: ServingStatus) {
+    for service in grpc::SERVICES {
+        reporter.set_service_status(service, status).await;
+    }
+}

@@ -1,0 +1,87 @@
+//! `tollgate ask`: one decision, for people.
+
+use anyhow::Context as _;
+use std::time::Duration;
+use tollgate_client::{Answer, Client, Denial};
+
+#[derive(clap::Args)]
+pub(crate) struct Ask {
+    /// Who calls
+    key: String,
+    /// The kind of call
+    #[arg(long, default_value = "default")]
+    class: String,
+    /// Tokens to take; 0 only looks [default: the class's cost]
+    #[arg(long)]
+    cost: Option<u32>,
+    /// The server to ask
+    #[arg(long, env = "TOLLGATE_SERVER", value_name = "URL", default_value = "http://127.0.0.1:8081")]
+    server: String,
+    /// How long to wait for the answer
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = humantime::parse_duration)]
+    deadline: Duration,
+}
+
+#[tokio::main(flavor = "current_thread")]
+pub(crate) async fn ask(arguments: &Ask) -> anyhow::Result<()> {
+    let client = Client::new(&arguments.server, arguments.deadline)?;
+    let answer = client
+        .should_rate_limit(&arguments.key, &arguments.class, arguments.cost)
+        .await
+        .with_context(|| format!("asked {}", arguments.server))?;
+    println!("{}", told(&answer));
+    Ok(())
+}
+
+fn told(answer: &Answer) -> String {
+    let Answer { limit, remaining, cost, rule, .. } = answer;
+    let span = |span: Duration| humantime::format_duration(span).to_string();
+    let verdict = match answer.denied {
+        None if *limit == 0 => return format!("allowed: class {rule} is never limited"),
+        None => format!("allowed: {cost} taken"),
+        Some(why) => {
+            let why = match why {
+                Denial::OverLimit => "over the limit",
+                Denial::Blocked => "blocked",
+                Denial::Unavailable => "the store can not be asked, and the class is sensitive",
+                _ => "for a reason that this program does not know",
+            };
+            format!("denied: {why}; would fit in {}", span(answer.retry_after))
+        }
+    };
+    let degraded = if answer.degraded { ", degraded" } else { "" };
+    let reset = span(answer.reset_after);
+    format!("{verdict}, {remaining} of {limit} left, as good as new in {reset} (class {rule}{degraded})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(denied: Option<Denial>) -> Answer {
+        Answer {
+            denied,
+            limit: 200,
+            remaining: 3,
+            cost: 10,
+            retry_after: Duration::from_millis(70),
+            reset_after: Duration::from_millis(1970),
+            wait: Duration::ZERO,
+            window: Duration::from_secs(2),
+            rule: "search".into(),
+            degraded: false,
+        }
+    }
+
+    #[test]
+    fn an_answer_is_one_line() {
+        assert_eq!(
+            told(&answer(None)),
+            "allowed: 10 taken, 3 of 200 left, as good as new in 1s 970ms (class search)"
+        );
+        assert_eq!(
+            told(&answer(Some(Denial::OverLimit))),
+            "denied: over the limit; would fit in 70ms, 3 of 200 left, as good as new in 1s 970ms (class search)"
+        );
+    }
+}

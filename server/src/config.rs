@@ -1,0 +1,295 @@
+//! What the process is told: by a file, then by arguments and variables, which beat it.
+//!
+//! One file holds the server, the store and the rules, so that one path is all that a deployment passes on.
+
+mod overrides;
+mod setting;
+#[cfg(test)]
+mod tests;
+mod url;
+
+pub use crate::yaml::{Fault, Faults};
+pub use overrides::Overrides;
+pub use url::{RedisUrl, StoreUrl, StoreUrlError};
+
+use crate::rules::Rules;
+use crate::rules::file::{Classes, compile};
+use crate::yaml::{self, Given, MOST_BYTES, Report, Scalar};
+use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The file that is used if none is named.
+pub const DEFAULT_FILE: &str = "tollgate.yaml";
+
+/// The file that is used if there is none.
+pub const BUILT_IN: &str = include_str!("config/built_in.yaml");
+
+/// All that the process is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How it serves.
+    pub server: Server,
+    /// Where it keeps buckets.
+    pub store: StoreConfig,
+    /// What it decides by.
+    pub rules: Rules,
+    /// Who said so.
+    pub source: Source,
+}
+
+/// How the process serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Where gRPC listens.
+    pub grpc: SocketAddr,
+    /// Where HTTP listens.
+    pub http: SocketAddr,
+    /// The longest key, in bytes.
+    pub max_key_bytes: usize,
+    /// How many calls may be in flight; those above are shed.
+    pub max_in_flight: usize,
+}
+
+/// The ports of envoyproxy/ratelimit, but on loopback.
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            grpc: (Ipv4Addr::LOCALHOST, 8081).into(),
+            http: (Ipv4Addr::LOCALHOST, 8080).into(),
+            max_key_bytes: 512,
+            max_in_flight: 4096,
+        }
+    }
+}
+
+/// Where the process keeps buckets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// Which store.
+    pub url: StoreUrl,
+    /// What every key in Redis begins with.
+    pub prefix: String,
+    /// How long an answer of Redis may take.
+    pub deadline: Duration,
+    /// How many connections to Redis there are at most.
+    pub connections: usize,
+    /// How many buckets memory holds at most.
+    pub max_keys: usize,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self {
+            url: StoreUrl::Memory,
+            prefix: "rl".to_owned(),
+            deadline: Duration::from_millis(25),
+            connections: 4,
+            max_keys: 1_000_000,
+        }
+    }
+}
+
+/// Who said what the rules are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file.
+    File(PathBuf),
+    /// Nobody: [`BUILT_IN`] holds.
+    BuiltIn,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => path.display().fmt(f),
+            Self::BuiltIn => f.write_str("<built-in>"),
+        }
+    }
+}
+
+impl Config {
+    /// The file that is named, or else `./tollgate.yaml`, or if there is none the built-in rules; then the
+    /// overrides.
+    ///
+    /// # Errors
+    /// A file that can not be read or has faults, an override that can not be. No error holds a password.
+    pub fn load(overrides: &Overrides) -> Result<Self, ConfigError> {
+        Self::load_in(Path::new(""), overrides)
+    }
+
+    /// The file alone.
+    ///
+    /// # Errors
+    /// A file that can not be read or has faults. No error holds a password.
+    pub fn check(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let path = path.as_ref();
+        match text(path) {
+            Ok(text) => Self::parse(Source::File(path.to_owned()), &text),
+            Err(error) => Err(ConfigError::Unreadable { file: path.display().to_string(), error }),
+        }
+    }
+
+    fn load_in(directory: &Path, overrides: &Overrides) -> Result<Self, ConfigError> {
+        let named = overrides.config.as_deref();
+        let mut config = match Self::check(named.unwrap_or(&directory.join(DEFAULT_FILE))) {
+            Err(ConfigError::Unreadable { error, .. })
+                if named.is_none() && error.kind() == io::ErrorKind::NotFound =>
+            {
+                Self::parse(Source::BuiltIn, BUILT_IN.as_bytes())
+            }
+            config => config,
+        }?;
+        overrides.apply(&mut config)?;
+        Ok(config)
+    }
+
+    fn parse(source: Source, text: &[u8]) -> Result<Self, ConfigError> {
+        let name = source.to_string();
+        let file: Settings = yaml::read(&name, text)?;
+        let mut report = Report::new(&name);
+        let server = server(&file.server, &mut report);
+        let store = store(&file.store, &mut report);
+        let rules = compile(&file.classes, &mut report);
+        if file.domains.value().is_some_and(|domains| !domains.is_empty()) {
+            let message = "Envoy's descriptor rules are not supported yet; expected an empty list";
+            report.section("", file.domains.place()).fault("domains", None, message);
+        }
+        Ok(report.end(Self { server, store, rules, source })?)
+    }
+}
+
+/// Reads no more than is needed to see that a file is too large.
+fn text(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let most = u64::try_from(MOST_BYTES).unwrap_or(u64::MAX);
+    File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// A file as it is written.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Settings {
+    server: Given<ServerSettings>,
+    store: Given<StoreSettings>,
+    classes: Given<Classes>,
+    domains: Given<Vec<IgnoredAny>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ServerSettings {
+    grpc: Given<Scalar>,
+    http: Given<Scalar>,
+    max_key_bytes: Given<Scalar>,
+    max_in_flight: Given<Scalar>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct StoreMapping {
+    url: Given<Scalar>,
+    prefix: Given<Scalar>,
+    deadline: Given<Scalar>,
+    connections: Given<Scalar>,
+    max_keys: Given<Scalar>,
+}
+
+enum StoreSettings {
+    Url(Scalar),
+    Mapping(Box<StoreMapping>),
+}
+
+impl<'de> Deserialize<'de> for StoreSettings {
+    fn deserialize<D: Deserializer<'de>>(yaml: D) -> Result<Self, D::Error> {
+        yaml.deserialize_any(StoreVisitor)
+    }
+}
+
+struct StoreVisitor;
+
+impl<'de> Visitor<'de> for StoreVisitor {
+    type Value = StoreSettings;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("`memory`, a URL such as redis://host:port/db, or a mapping")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<StoreSettings, E> {
+        Ok(StoreSettings::Url(Scalar::Text(text.to_owned())))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StoreSettings, A::Error> {
+        StoreMapping::deserialize(MapAccessDeserializer::new(map))
+            .map(|it| StoreSettings::Mapping(Box::new(it)))
+    }
+}
+
+fn server(given: &Given<ServerSettings>, report: &mut Report) -> Server {
+    let mut server = Server::default();
+    let Some(settings) = given.value() else { return server };
+    let mut at = report.section("server", given.place());
+    set(&mut server.grpc, at.get("grpc", &settings.grpc, setting::address));
+    set(&mut server.http, at.get("http", &settings.http, setting::address));
+    set(&mut server.max_key_bytes, at.get("max_key_bytes", &settings.max_key_bytes, setting::max_key_bytes));
+    set(&mut server.max_in_flight, at.get("max_in_flight", &settings.max_in_flight, setting::max_in_flight));
+    server
+}
+
+fn store(given: &Given<StoreSettings>, report: &mut Report) -> StoreConfig {
+    let mut store = StoreConfig::default();
+    match given.value() {
+        None => {}
+        Some(StoreSettings::Url(url)) => match setting::store(url) {
+            Ok(url) => store.url = url,
+            Err(message) => report.section("store", given.place()).fault("", None, message),
+        },
+        Some(StoreSettings::Mapping(settings)) => {
+            let mut at = report.section("store", given.place());
+            set(&mut store.url, at.get("url", &settings.url, setting::store));
+            set(&mut store.prefix, at.get("prefix", &settings.prefix, setting::prefix));
+            set(&mut store.deadline, at.get("deadline", &settings.deadline, setting::deadline));
+            set(&mut store.connections, at.get("connections", &settings.connections, setting::connections));
+            set(&mut store.max_keys, at.get("max_keys", &settings.max_keys, setting::max_keys));
+        }
+    }
+    store
+}
+
+fn set<T>(setting: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *setting = value;
+    }
+}
+
+/// A config that can not be.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A file can not be read.
+    #[error("{file}: can not be read: {error}")]
+    Unreadable {
+        /// The file, as it was named.
+        file: String,
+        /// What the system says. Part of the text, so it is not the source as well.
+        error: io::Error,
+    },
+    /// A file has faults.
+    #[error(transparent)]
+    Faults(#[from] Faults),
+    /// An argument or a variable is wrong.
+    #[error("{name}: {message}")]
+    Override {
+        /// The argument and the variable.
+        name: &'static str,
+        /// What is wrong, and what is expected.
+        message: String,
+    },
+}

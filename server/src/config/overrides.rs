@@ -1,0 +1,101 @@
+//! Arguments and `TOLLGATE_…` variables that beat the file.
+
+use super::{Config, ConfigError, set, setting};
+use crate::yaml::Scalar;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What the command line and the environment say. The command line beats the environment, and both beat the
+/// file.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Overrides {
+    /// The file with server, store and rules [default: ./tollgate.yaml, or else a built-in set of rules]
+    #[arg(short, long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
+    pub(super) config: Option<PathBuf>,
+
+    /// Where gRPC listens [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_GRPC", value_parser = by(setting::address))]
+    grpc: Option<SocketAddr>,
+
+    /// Where HTTP listens [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_HTTP", value_parser = by(setting::address))]
+    http: Option<SocketAddr>,
+
+    /// The longest key, in bytes [default: 512]
+    #[arg(long, value_name = "BYTES", env = "TOLLGATE_MAX_KEY_BYTES", value_parser = by(setting::max_key_bytes))]
+    max_key_bytes: Option<usize>,
+
+    /// How many calls may be in flight before more are shed [default: 4096]
+    #[arg(long, value_name = "CALLS", env = "TOLLGATE_MAX_IN_FLIGHT", value_parser = by(setting::max_in_flight))]
+    max_in_flight: Option<usize>,
+
+    /// Where buckets are kept: `memory`, `redis://host:port/db` or `redis+unix:///path?db=0` [default: memory]
+    #[arg(long, value_name = "URL", env = "TOLLGATE_STORE", hide_env_values = true)]
+    store: Option<Hidden>,
+
+    /// What every key in Redis begins with [default: rl]
+    #[arg(long, value_name = "TEXT", env = "TOLLGATE_PREFIX", value_parser = text(setting::prefix))]
+    prefix: Option<String>,
+
+    /// How long an answer of Redis may take [default: 25ms]
+    #[arg(long, value_name = "DURATION", env = "TOLLGATE_STORE_DEADLINE", value_parser = text(setting::deadline))]
+    store_deadline: Option<Duration>,
+
+    /// How many connections to Redis there are at most [default: 4]
+    #[arg(long, value_name = "N", env = "TOLLGATE_STORE_CONNECTIONS", value_parser = by(setting::connections))]
+    store_connections: Option<usize>,
+
+    /// How many buckets memory holds at most [default: 1000000]
+    #[arg(long, value_name = "N", env = "TOLLGATE_MAX_KEYS", value_parser = by(setting::max_keys))]
+    max_keys: Option<usize>,
+}
+
+impl Overrides {
+    pub(super) fn apply(&self, config: &mut Config) -> Result<(), ConfigError> {
+        let Config { server, store, .. } = config;
+        set(&mut server.grpc, self.grpc);
+        set(&mut server.http, self.http);
+        set(&mut server.max_key_bytes, self.max_key_bytes);
+        set(&mut server.max_in_flight, self.max_in_flight);
+        set(&mut store.prefix, self.prefix.clone());
+        set(&mut store.deadline, self.store_deadline);
+        set(&mut store.connections, self.store_connections);
+        set(&mut store.max_keys, self.max_keys);
+        if let Some(Hidden(url)) = &self.store {
+            store.url = setting::store(&Scalar::Text(url.clone()))
+                .map_err(|message| ConfigError::Override { name: "--store or TOLLGATE_STORE", message })?;
+        }
+        Ok(())
+    }
+}
+
+type Read<T> = fn(&Scalar) -> Result<T, String>;
+
+/// A setting that may be a number.
+fn by<T>(read: Read<T>) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |given| read(&Scalar::argument(given))
+}
+
+/// A setting that is a text, even if it looks like a number.
+fn text<T>(read: Read<T>) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |given| read(&Scalar::Text(given.to_owned()))
+}
+
+/// A store's URL as it was given. It is not parsed with the other arguments, because what does not parse is
+/// printed there in full.
+#[derive(Clone)]
+struct Hidden(String);
+
+impl From<String> for Hidden {
+    fn from(url: String) -> Self {
+        Self(url)
+    }
+}
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}

@@ -1,0 +1,261 @@
+//! From a request to a verdict: which buckets it hits, what the store says of them, what that means.
+
+use crate::clock::instant;
+use crate::lease;
+use crate::limit::{Cost, Decision, Reason, Want};
+use crate::name::{BucketName, LeaseId};
+use crate::request::{Borrow, Denial, Hit, Lease, NewLease, Request, Settlement, Strikes, Verdict};
+use crate::rules::{DEFAULT_CLASS, Limited, Rule, Rules};
+use crate::store::{Store, StoreError};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Decides requests by rules and a store.
+pub struct Engine {
+    rules: Rules,
+    store: Arc<dyn Store>,
+    max_key_bytes: usize,
+}
+
+impl Engine {
+    /// Keys longer than `max_key_bytes` are refused.
+    #[must_use]
+    pub fn new(rules: Rules, store: Arc<dyn Store>, max_key_bytes: usize) -> Self {
+        Self { rules, store, max_key_bytes }
+    }
+
+    /// Is this a call that is always allowed, whatever the load?
+    #[must_use]
+    pub fn exempt(&self, class: &str) -> bool {
+        self.rules.class(class).is_some_and(|rule| rule.limited.is_none())
+    }
+
+    /// Decides one call.
+    ///
+    /// # Errors
+    /// The request can not be, or the store could not be asked.
+    pub async fn should_rate_limit(&self, request: Request) -> Result<Verdict, Refusal> {
+        let rule = self.rule(&request.key, &request.class)?;
+        let Some(limited) = &rule.limited else { return Ok(Verdict::unlimited(rule)) };
+        let cost = request.cost.unwrap_or(limited.cost);
+        let burst = limited.limit.burst();
+        if cost.get() > burst {
+            return Err(Refusal::NeverFits { cost, burst, class: rule.class.clone() });
+        }
+        in_time(request.deadline)?;
+
+        let hit = Hit {
+            bucket: BucketName::new(&request.key, &rule.class),
+            limit: limited.limit,
+            algorithm: limited.algorithm,
+            want: Want::exactly(cost),
+            shadow: limited.shadow,
+            strikes: limited.strikes(0, cost > Cost::ZERO),
+            lease: None,
+        };
+        match self.decide(hit, request.deadline).await {
+            Ok(decision) => Ok(Verdict::of(rule, limited, &decision)),
+            Err(Refusal::Store(_)) if limited.sensitive && !limited.shadow => {
+                Ok(Verdict::unavailable(rule, limited))
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Can this be granted at all? Changes nothing.
+    ///
+    /// # Errors
+    /// No.
+    pub fn check_borrow(&self, request: &Borrow) -> Result<&Rule, Refusal> {
+        let rule = self.rule(&request.key, &request.class)?;
+        if request.n == 0 { Err(Refusal::NothingWished) } else { Ok(rule) }
+    }
+
+    /// Takes tokens out of a bucket, for a gateway to spend on its own.
+    ///
+    /// # Errors
+    /// The request can not be, or the store could not be asked.
+    pub async fn borrow(&self, request: Borrow) -> Result<Lease, Refusal> {
+        let rule = self.check_borrow(&request)?;
+        let n = Cost::from(request.n);
+        let Some(limited) = &rule.limited else { return Ok(lease::unlimited(n)) };
+        in_time(request.deadline)?;
+
+        let leasable = lease::leasable(limited);
+        let bucket = BucketName::new(&request.key, &rule.class);
+        let id = leasable.then(|| LeaseId::fresh(&bucket));
+        let hit = Hit {
+            bucket,
+            limit: limited.limit,
+            algorithm: limited.algorithm,
+            want: if leasable {
+                Want { at_least: n.min(limited.cost), at_most: n }
+            } else {
+                Want::exactly(Cost::ZERO)
+            },
+            shadow: limited.shadow,
+            // The gateway reports what it denies; counting this refusal too would count it twice.
+            strikes: limited.strikes(request.denied, false),
+            lease: id.clone().map(|id| NewLease { id, valid_for: lease::VALID_FOR }),
+        };
+        let decision = self.decide(hit, request.deadline).await?;
+        Ok(lease::of(limited, &decision, id, leasable))
+    }
+
+    /// Gives the unspent tokens of a lease back; returns how many went into the bucket.
+    ///
+    /// # Errors
+    /// The store could not be asked.
+    pub async fn settle(&self, lease: &str, unused: u32, deadline: Option<Instant>) -> Result<Cost, Refusal> {
+        in_time(deadline)?;
+        let Some(id) = LeaseId::parse(lease) else { return Ok(Cost::ZERO) };
+        let Some(Limited { limit, algorithm, .. }) =
+            self.rules.class(&id.class()).and_then(|rule| rule.limited.clone())
+        else {
+            return Ok(Cost::ZERO);
+        };
+        let settlement = Settlement { id, limit, algorithm, unused: unused.into() };
+        Ok(self.store.settle(settlement, deadline).await?)
+    }
+
+    fn rule(&self, key: &str, class: &str) -> Result<&Rule, Refusal> {
+        if key.is_empty() {
+            return Err(Refusal::EmptyKey);
+        }
+        if key.len() > self.max_key_bytes {
+            return Err(Refusal::KeyTooLong { bytes: key.len(), most: self.max_key_bytes });
+        }
+        let unknown = || Refusal::UnknownClass { class: shortened(class) };
+        self.rules.class(class).map(AsRef::as_ref).ok_or_else(unknown)
+    }
+
+    async fn decide(&self, hit: Hit, deadline: Option<Instant>) -> Result<Decision, Refusal> {
+        let decisions = self.store.decide(vec![hit], deadline).await?;
+        let none = || StoreError::Failed("no decision".into());
+        Ok(decisions.into_iter().next().ok_or_else(none)?)
+    }
+}
+
+/// No store work for a caller that has gone.
+fn in_time(deadline: Option<Instant>) -> Result<(), Refusal> {
+    if deadline.is_some_and(|deadline| deadline <= instant()) { Err(Refusal::DeadlinePassed) } else { Ok(()) }
+}
+
+/// Enough of a name that somebody sent to know it again.
+fn shortened(name: &str) -> String {
+    const MOST: usize = 64;
+    let start: String = name.chars().take(MOST).collect();
+    if start.len() < name.len() { format!("{start}…") } else { start }
+}
+
+impl Limited {
+    fn strikes(&self, reported: u32, on_denial: bool) -> Option<Strikes> {
+        // A shadow rule must not shut anybody out.
+        let penalty = self.penalty.filter(|_| !self.shadow)?;
+        Some(Strikes { penalty, reported, on_denial })
+    }
+}
+
+impl From<Reason> for Denial {
+    fn from(reason: Reason) -> Self {
+        match reason {
+            Reason::OverLimit => Self::OverLimit,
+            Reason::Blocked => Self::Blocked,
+        }
+    }
+}
+
+impl Verdict {
+    fn of(rule: &Rule, limited: &Limited, decision: &Decision) -> Self {
+        let denied = decision.denied.filter(|_| !limited.shadow);
+        Self {
+            denied: denied.map(Denial::from),
+            rule: rule.class.clone(),
+            limit: limited.limit.burst(),
+            remaining: decision.remaining,
+            cost: decision.granted,
+            retry_after: denied.map_or(Duration::ZERO, |_| decision.retry_after),
+            reset_after: decision.reset_after,
+            wait: decision.wait,
+            window: limited.limit.window(),
+        }
+    }
+
+    fn unavailable(rule: &Rule, limited: &Limited) -> Self {
+        Self {
+            denied: Some(Denial::Unavailable),
+            limit: limited.limit.burst(),
+            retry_after: RETRY_UNAVAILABLE,
+            window: limited.limit.window(),
+            ..Self::unlimited(rule)
+        }
+    }
+
+    fn unlimited(rule: &Rule) -> Self {
+        Self {
+            denied: None,
+            rule: rule.class.clone(),
+            limit: 0,
+            remaining: 0,
+            cost: Cost::ZERO,
+            retry_after: Duration::ZERO,
+            reset_after: Duration::ZERO,
+            wait: Duration::ZERO,
+            window: Duration::ZERO,
+        }
+    }
+}
+
+/// When to ask again after the store could not be asked.
+pub const RETRY_UNAVAILABLE: Duration = Duration::from_secs(1);
+
+/// Why there is no verdict.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The key is empty.
+    #[error("key: empty; expected at least 1 byte")]
+    EmptyKey,
+    /// The key is too long.
+    #[error("key: {bytes} bytes; expected at most {most}")]
+    KeyTooLong {
+        /// Its length.
+        bytes: usize,
+        /// The bound.
+        most: usize,
+    },
+    /// No rule for the class.
+    #[error("class: {class:?} has no rule, and there is no class {DEFAULT_CLASS:?}")]
+    UnknownClass {
+        /// Its name, shortened.
+        class: String,
+    },
+    /// More than the bucket ever holds.
+    #[error("cost: {} is above the burst of {burst} of class {class:?} and can never fit", .cost.get())]
+    NeverFits {
+        /// What was asked for.
+        cost: Cost,
+        /// The bound.
+        burst: u64,
+        /// Whose bound.
+        class: String,
+    },
+    /// A borrow of nothing.
+    #[error("n: 0; expected at least 1")]
+    NothingWished,
+    /// More leases given back with one borrow than may be.
+    #[error("returns: {returns} leases; expected at most {most}")]
+    TooManyReturns {
+        /// How many.
+        returns: usize,
+        /// The bound.
+        most: usize,
+    },
+    /// The caller has gone.
+    #[error("deadline: passed before the work began")]
+    DeadlinePassed,
+    /// The store could not be asked.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}

@@ -1,0 +1,53 @@
+//! gRPC: which services are mounted, and what surrounds them.
+
+mod deadline;
+mod native;
+mod status;
+
+use crate::engine::Engine;
+use crate::shed::Gate;
+use std::future::Future;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tollgate_proto::v1::rate_limiter_server::{RateLimiterServer, SERVICE_NAME};
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic_health::pb::health_server::{Health, HealthServer};
+
+/// The services whose health is told: the server as a whole, and each of its own.
+pub(crate) const SERVICES: [&str; 2] = ["", SERVICE_NAME];
+
+/// Calls that one connection may have in flight.
+const MAX_STREAMS: u32 = 1024;
+
+/// Serves on `listener` until `shutdown`, then finishes what is in flight.
+///
+/// # Errors
+/// The transport broke down.
+pub(crate) async fn serve(
+    engine: Arc<Engine>,
+    gate: Gate,
+    health: HealthServer<impl Health>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let native = native::Native::new(engine, gate);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(tollgate_proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
+            .include_reflection_service(false)
+    };
+    Server::builder()
+        .max_concurrent_streams(MAX_STREAMS)
+        .add_service(RateLimiterServer::with_interceptor(native, deadline::note))
+        .add_service(health)
+        .add_service(reflection().build_v1()?)
+        // grpcurl asks for either, depending on its age.
+        .add_service(reflection().build_v1alpha()?)
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown)
+        .await?;
+    Ok(())
+}

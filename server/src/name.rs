@@ -1,0 +1,181 @@
+//! The names of what a store keeps, the same in every store.
+//!
+//! A bucket is `{<key>}:<class>`; strikes and block of the key are filed under its *subject*, `{<key>}`;
+//! a lease is `{<key>}:<class>:<nonce>`. Braces, colons, percent signs, spaces, control and non-ASCII bytes
+//! of a key or class are percent-encoded, so a name has one reading and no two pairs ever meet. The braces
+//! around the key are real: in a Redis Cluster they put everything about a key into one slot.
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+use std::borrow::Cow;
+use std::fmt::{self, Write as _};
+
+const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'{').add(b'}').add(b':').add(b'%');
+
+/// Names a bucket: `{<key>}:<class>`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BucketName {
+    text: String,
+    subject: usize,
+}
+
+impl BucketName {
+    /// The bucket of a key for a class.
+    #[must_use]
+    pub fn new(key: &str, class: &str) -> Self {
+        let mut text = String::with_capacity(key.len() + class.len() + 3);
+        text.push('{');
+        text.extend(utf8_percent_encode(key, ESCAPED));
+        text.push('}');
+        let subject = text.len();
+        text.push(':');
+        text.extend(utf8_percent_encode(class, ESCAPED));
+        Self { text, subject }
+    }
+
+    /// The whole name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The part that all buckets of a key share: `{<key>}`.
+    #[must_use]
+    pub fn subject(&self) -> &str {
+        self.text.get(..self.subject).unwrap_or_default()
+    }
+}
+
+/// Names a lease: its bucket, and a number that nobody can guess.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseId {
+    text: String,
+    bucket: BucketName,
+}
+
+impl LeaseId {
+    /// A lease on that bucket that never was before.
+    #[must_use]
+    pub fn fresh(bucket: &BucketName) -> Self {
+        let mut text = bucket.text.clone();
+        // Writing to a string can not fail.
+        write!(text, ":{:032x}", rand::random::<u128>()).unwrap_or_default();
+        Self { text, bucket: bucket.clone() }
+    }
+
+    /// Reads back what [`as_str`](Self::as_str) gave; `None` if it is no lease's name.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (bucket, nonce) = text.rsplit_once(':')?;
+        let (subject, class) = bucket.rsplit_once(':')?;
+        let key = subject.strip_prefix('{')?.strip_suffix('}')?;
+        let wrong = |c: char| !c.is_ascii() || c.is_ascii_control() || matches!(c, ' ' | '{' | '}' | ':');
+        if key.is_empty() || key.contains(wrong) || class.is_empty() || class.contains(wrong) {
+            return None;
+        }
+        if nonce.len() != 32 || !nonce.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return None;
+        }
+        let bucket = BucketName { text: bucket.to_owned(), subject: subject.len() };
+        Some(Self { text: text.to_owned(), bucket })
+    }
+
+    /// The whole name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The bucket that the tokens came from.
+    #[must_use]
+    pub const fn bucket(&self) -> &BucketName {
+        &self.bucket
+    }
+
+    /// The class of the bucket, as the rules name it.
+    #[must_use]
+    pub fn class(&self) -> Cow<'_, str> {
+        let class = self.bucket.text.get(self.bucket.subject + 1..).unwrap_or_default();
+        percent_decode_str(class).decode_utf8_lossy()
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_name_reads_as_the_contract_says() {
+        let name = BucketName::new("alice", "read");
+        assert_eq!((name.as_str(), name.subject()), ("{alice}:read", "{alice}"));
+        let odd = BucketName::new("a{b}:c %\u{1}é", "x:y");
+        assert_eq!(odd.as_str(), "{a%7Bb%7D%3Ac%20%25%01%C3%A9}:x%3Ay");
+    }
+
+    #[test]
+    fn what_joining_would_confuse_stays_apart() {
+        for (one, other) in [
+            (("a:b", "c"), ("a", "b:c")),
+            (("a}:b", "c"), ("a", "b}:c")),
+            (("a%3Ab", "c"), ("a:b", "c")),
+            (("a", "b%20"), ("a", "b ")),
+        ] {
+            assert_ne!(BucketName::new(one.0, one.1), BucketName::new(other.0, other.1));
+        }
+    }
+
+    #[test]
+    fn a_lease_is_named_once_and_read_back() {
+        let bucket = BucketName::new("k:1", "search it");
+        let (one, other) = (LeaseId::fresh(&bucket), LeaseId::fresh(&bucket));
+        assert_ne!(one, other);
+        assert_eq!(LeaseId::parse(one.as_str()).as_ref(), Some(&one));
+        assert_eq!((one.bucket(), &*one.class()), (&bucket, "search it"));
+    }
+
+    #[test]
+    fn what_is_no_lease_is_not_read() {
+        let nonce = "0".repeat(32);
+        for text in [
+            "",
+            ":",
+            "::",
+            "nope",
+            "{a}:b",
+            "{a}:b:short",
+            "a:b:c",
+            &format!("{{}}:b:{nonce}"),
+            &format!("{{a}}::{nonce}"),
+            &format!("a:b:{nonce}"),
+            &format!("{{a:x}}:b:{nonce}"),
+            &format!("{{é}}:b:{nonce}"),
+            &format!("{{a}}:b:{nonce}0"),
+        ] {
+            assert_eq!(LeaseId::parse(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_two_pairs_meet(a in "[ab:%{}\\PC]{1,6}", b in "[ab:%{}\\PC]{1,6}", c in "[ab:%{}\\PC]{1,6}", d in "[ab:%{}\\PC]{1,6}") {
+            let (one, other) = (BucketName::new(&a, &b), BucketName::new(&c, &d));
+            prop_assert_eq!(one == other, (&a, &b) == (&c, &d));
+            prop_assert_eq!(one.subject() == other.subject(), a == c);
+            let clean = |c: char| c.is_ascii_graphic();
+            prop_assert!(one.as_str().chars().all(clean));
+        }
+
+        #[test]
+        fn no_lease_id_panics(text in "\\PC{0,80}") {
+            if let Some(id) = LeaseId::parse(&text) {
+                prop_assert_eq!(id.as_str(), &text);
+            }
+        }
+    }
+}

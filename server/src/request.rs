@@ -1,0 +1,156 @@
+//! What is asked and what is answered, in words that no protocol owns.
+
+use crate::algorithm::Algorithm;
+use crate::limit::{Cost, Limit, Want};
+use crate::name::{BucketName, LeaseId};
+use crate::penalty::Penalty;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// May this call pass?
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Who calls.
+    pub key: String,
+    /// The kind of call.
+    pub class: String,
+    /// Tokens to take; `None` for what the class costs, zero for a peek.
+    pub cost: Option<Cost>,
+    /// After this nobody waits for the answer.
+    pub deadline: Option<Instant>,
+}
+
+/// May this gateway have some tokens ahead?
+#[derive(Clone, Debug, Default)]
+pub struct Borrow {
+    /// Who calls.
+    pub key: String,
+    /// The kind of call.
+    pub class: String,
+    /// Tokens wished for.
+    pub n: u32,
+    /// Calls that the gateway denied by itself since it last asked.
+    pub denied: u32,
+    /// After this nobody waits for the answer.
+    pub deadline: Option<Instant>,
+}
+
+/// One bucket of a call, and what is wished of it.
+#[derive(Clone, Debug)]
+pub struct Hit {
+    /// Which bucket. A call has at most one hit on each.
+    pub bucket: BucketName,
+    /// How much it may give.
+    pub limit: Limit,
+    /// How it is counted.
+    pub algorithm: &'static Algorithm,
+    /// What is wished.
+    pub want: Want,
+    /// A denial of this hit holds nothing up.
+    pub shadow: bool,
+    /// What denials lead to, and how many there are.
+    pub strikes: Option<Strikes>,
+    /// Files what is granted under this name, until it ends.
+    pub lease: Option<NewLease>,
+}
+
+/// The strikes that come with a hit.
+#[derive(Clone, Copy, Debug)]
+pub struct Strikes {
+    /// What they lead to.
+    pub penalty: Penalty,
+    /// Denials made elsewhere, counted whatever becomes of this hit.
+    pub reported: u32,
+    /// Does a denial of this hit count?
+    pub on_denial: bool,
+}
+
+/// A lease to be.
+#[derive(Clone, Debug)]
+pub struct NewLease {
+    /// Its name.
+    pub id: LeaseId,
+    /// How long its tokens may be spent or returned.
+    pub valid_for: Duration,
+}
+
+/// The end of a lease: its unspent tokens go back.
+#[derive(Clone, Debug)]
+pub struct Settlement {
+    /// Which lease.
+    pub id: LeaseId,
+    /// The limit of its bucket.
+    pub limit: Limit,
+    /// How that is counted.
+    pub algorithm: &'static Algorithm,
+    /// Tokens that were not spent.
+    pub unused: Cost,
+}
+
+/// Why a call is denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// The bucket does not hold the cost.
+    OverLimit,
+    /// The key is blocked.
+    Blocked,
+    /// The class is sensitive and the authority can not be asked.
+    Unavailable,
+}
+
+/// The answer to a [`Request`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Why not, if not.
+    pub denied: Option<Denial>,
+    /// The rule that decided.
+    pub rule: String,
+    /// What a full bucket holds; zero if the class is never limited.
+    pub limit: u64,
+    /// Whole tokens left.
+    pub remaining: u64,
+    /// What was charged.
+    pub cost: Cost,
+    /// When the same call would fit; zero if it may pass.
+    pub retry_after: Duration,
+    /// When the bucket is as good as new.
+    pub reset_after: Duration,
+    /// Pass after this long.
+    pub wait: Duration,
+    /// The time in which an empty bucket refills.
+    pub window: Duration,
+}
+
+/// The answer to a [`Borrow`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lease {
+    /// Its name; `None` if nothing was taken from a bucket.
+    pub id: Option<LeaseId>,
+    /// Tokens taken.
+    pub granted: Cost,
+    /// How long they may be spent.
+    pub valid_for: Duration,
+    /// What a full bucket holds.
+    pub limit: u64,
+    /// Whole tokens left.
+    pub remaining: u64,
+    /// Why nothing was granted, if it was wished.
+    pub denied: Option<Denial>,
+    /// When a token could be granted.
+    pub retry_after: Duration,
+    /// May this class be borrowed at all?
+    pub leasable: bool,
+    /// What one call of this class costs.
+    pub cost: Cost,
+    /// What to do alone; `None` if the class is never limited.
+    pub fallback: Option<Fallback>,
+}
+
+/// What a gateway does when the service is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallback {
+    /// Deny every call.
+    Deny,
+    /// Decide by this limit.
+    Limit(Limit),
+}

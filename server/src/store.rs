@@ -1,0 +1,71 @@
+//! Where buckets, strikes, blocks and leases are kept, and decided where they are kept.
+
+pub mod memory;
+pub mod redis;
+
+use crate::clock::Clock;
+use crate::config::{StoreConfig, StoreUrl};
+use crate::limit::{Cost, Decision};
+use crate::request::{Hit, Settlement};
+use async_trait::async_trait;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Keeps the state of all buckets.
+#[async_trait]
+pub trait Store: Send + Sync {
+    /// Decides all hits of one call in one atomic step: every bucket is charged, or none.
+    ///
+    /// The answers are in the order of the hits. A hit that would have been allowed on its own, but was held
+    /// up by another, is answered as a peek: allowed, nothing granted. A shadow hit holds nothing up.
+    ///
+    /// # Errors
+    /// The store could not be asked. Whether it charged is then not known.
+    async fn decide(&self, hits: Vec<Hit>, deadline: Option<Instant>) -> Result<Vec<Decision>, StoreError>;
+
+    /// Ends a lease and gives its unspent tokens back; returns how many went in. Zero for a lease that has
+    /// ended or never was.
+    ///
+    /// # Errors
+    /// The store could not be asked.
+    async fn settle(&self, settlement: Settlement, deadline: Option<Instant>) -> Result<Cost, StoreError>;
+
+    /// Can the store be asked?
+    ///
+    /// # Errors
+    /// No, and why.
+    async fn ping(&self) -> Result<(), StoreError>;
+}
+
+/// The store of that configuration. Does not wait for it to be reached.
+///
+/// # Errors
+/// The address can not be used at all.
+pub fn connect(config: &StoreConfig, clock: Clock) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(match &config.url {
+        StoreUrl::Memory => Arc::new(memory::Memory::new(config.max_keys, clock)),
+        StoreUrl::Redis(url) => Arc::new(redis::Redis::connect(url, config, clock)?),
+    })
+}
+
+/// Why a store could not be asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No answer in time.
+    #[error("the store did not answer within {}", humantime::format_duration(*.0))]
+    Timeout(Duration),
+    /// The caller's own deadline passed first.
+    #[error("the deadline passed while the store was asked")]
+    DeadlinePassed,
+    /// There is no connection.
+    #[error("the store can not be reached: {0}")]
+    Unreachable(String),
+    /// The store answered with an error.
+    #[error("the store failed: {0}")]
+    Failed(String),
+    /// Too many calls wait for the store.
+    #[error("{0} calls wait for the store, as many as may")]
+    Overloaded(usize),
+}

@@ -1,0 +1,198 @@
+//! The store in this process: exact, fast, and forgotten with it.
+//!
+//! Everything about a key lives in one shard behind one lock. A call that hits several keys locks their
+//! shards in ascending order. What has expired is as good as new, so it is dropped; a shard that is full
+//! drops what is closest to being as good as new.
+
+mod expiring;
+
+use super::{Store, StoreError};
+use crate::clock::Clock;
+use crate::limit::{Cost, Decision, Reason, State, Timestamp, Want};
+use crate::penalty::Record;
+use crate::request::{Hit, Settlement};
+use async_trait::async_trait;
+use expiring::Expiring;
+use parking_lot::{Mutex, MutexGuard};
+use std::hash::{BuildHasher as _, RandomState};
+use tokio::time::Instant;
+
+/// More shards than any machine here has cores to contend for them.
+const SHARDS: usize = 64;
+
+/// Keeps everything in this process.
+pub struct Memory {
+    shards: Box<[Mutex<Shard>]>,
+    hasher: RandomState,
+    clock: Clock,
+}
+
+struct Shard {
+    buckets: Expiring<Bucket>,
+    records: Expiring<Record>,
+    leases: Expiring<Cost>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Bucket {
+    /// Of the algorithm that wrote the state.
+    tag: u8,
+    state: State,
+}
+
+impl Memory {
+    /// An empty store for about `max_keys` buckets, and as many records and leases.
+    #[must_use]
+    pub fn new(max_keys: usize, clock: Clock) -> Self {
+        let each = max_keys.div_ceil(SHARDS);
+        let shard = || Shard {
+            buckets: Expiring::new(each),
+            records: Expiring::new(each),
+            leases: Expiring::new(each),
+        };
+        let shards = std::iter::repeat_with(|| Mutex::new(shard())).take(SHARDS).collect();
+        Self { shards, hasher: RandomState::new(), clock }
+    }
+
+    /// Which shard holds everything about a subject.
+    fn place(&self, subject: &str) -> usize {
+        usize::try_from(self.hasher.hash_one(subject) % self.shards.len() as u64).unwrap_or_default()
+    }
+}
+
+impl Memory {
+    fn decide_now(&self, hits: &[Hit]) -> Vec<Decision> {
+        let places: Vec<usize> = hits.iter().map(|hit| self.place(hit.bucket.subject())).collect();
+        let mut shards = Locked::new(self, &places);
+        // Read under the locks: a later holder of a lock sees a later time.
+        let now = self.clock.now();
+
+        let mut decisions = Vec::with_capacity(hits.len());
+        let mut held_up = false;
+        for (hit, &place) in hits.iter().zip(&places) {
+            let Some(shard) = shards.get(place) else { continue };
+            let decision = shard.decide(hit, now);
+            held_up |= !decision.allowed() && !hit.shadow;
+            decisions.push(decision);
+        }
+        for ((hit, &place), decision) in hits.iter().zip(&places).zip(&mut decisions) {
+            let Some(shard) = shards.get(place) else { continue };
+            match decision.denied {
+                Some(Reason::OverLimit) => shard.strike(hit, decision, now),
+                Some(Reason::Blocked) => {}
+                None if held_up => *decision = shard.peek(hit, now),
+                None => shard.charge(hit, decision, now),
+            }
+        }
+        decisions
+    }
+
+    fn settle_now(&self, settlement: &Settlement) -> Cost {
+        let bucket = settlement.id.bucket();
+        let places = [self.place(bucket.subject())];
+        let mut shards = Locked::new(self, &places);
+        let now = self.clock.now();
+        places.first().and_then(|&place| shards.get(place)).map_or(Cost::ZERO, |s| s.settle(settlement, now))
+    }
+}
+
+impl Shard {
+    fn decide(&mut self, hit: &Hit, now: Timestamp) -> Decision {
+        let subject = hit.bucket.subject();
+        let mut record = self.records.get(subject, now).copied().unwrap_or_default();
+        if let Some(strikes) = &hit.strikes
+            && strikes.reported > 0
+            && record.blocked_until <= now
+        {
+            record = strikes.penalty.strike(record, now, strikes.reported);
+            self.file(subject, record, now);
+        }
+        if record.blocked_until > now {
+            return Decision::blocked(record.blocked_until.since(now));
+        }
+        (hit.algorithm.decide)(&hit.limit, &self.state(hit, now), now, hit.want)
+    }
+
+    fn peek(&self, hit: &Hit, now: Timestamp) -> Decision {
+        (hit.algorithm.decide)(&hit.limit, &self.state(hit, now), now, Want::exactly(Cost::ZERO))
+    }
+
+    fn charge(&mut self, hit: &Hit, decision: &Decision, now: Timestamp) {
+        if decision.granted == Cost::ZERO {
+            return;
+        }
+        let mut state = self.state(hit, now);
+        (hit.algorithm.charge)(&hit.limit, &mut state, now, decision.granted);
+        let bucket = Bucket { tag: hit.algorithm.tag, state };
+        self.buckets.put(hit.bucket.as_str(), bucket, now.after(decision.reset_after), now);
+        if let Some(lease) = &hit.lease {
+            self.leases.put(lease.id.as_str(), decision.granted, now.after(lease.valid_for), now);
+        }
+    }
+
+    fn strike(&mut self, hit: &Hit, decision: &mut Decision, now: Timestamp) {
+        if let Some(strikes) = hit.strikes.filter(|strikes| strikes.on_denial) {
+            let subject = hit.bucket.subject();
+            let record = self.records.get(subject, now).copied().unwrap_or_default();
+            let record = strikes.penalty.strike(record, now, 1);
+            decision.retry_after = decision.retry_after.max(record.blocked_until.since(now));
+            self.file(subject, record, now);
+        }
+    }
+
+    fn settle(&mut self, settlement: &Settlement, now: Timestamp) -> Cost {
+        let Some(outstanding) = self.leases.take(settlement.id.as_str(), now) else { return Cost::ZERO };
+        let Settlement { limit, algorithm, .. } = settlement;
+        let name = settlement.id.bucket().as_str();
+        let Some(mut bucket) = self.buckets.get(name, now).filter(|b| b.tag == algorithm.tag).copied() else {
+            // As good as new: there is no room.
+            return Cost::ZERO;
+        };
+        let unused = settlement.unused.min(outstanding);
+        let credited = (algorithm.refund)(limit, &mut bucket.state, now, unused);
+        let left = (algorithm.decide)(limit, &bucket.state, now, Want::exactly(Cost::ZERO));
+        self.buckets.put(name, bucket, now.after(left.reset_after), now);
+        credited
+    }
+
+    fn state(&self, hit: &Hit, now: Timestamp) -> State {
+        let bucket = self.buckets.get(hit.bucket.as_str(), now).filter(|b| b.tag == hit.algorithm.tag);
+        bucket.copied().unwrap_or_default().state
+    }
+
+    fn file(&mut self, subject: &str, record: Record, now: Timestamp) {
+        self.records.put(subject, record, record.forgotten.max(record.blocked_until), now);
+    }
+}
+
+/// The shards of one call, locked in ascending order so that two calls can not wait for each other.
+struct Locked<'m>(Vec<(usize, MutexGuard<'m, Shard>)>);
+
+impl<'m> Locked<'m> {
+    fn new(memory: &'m Memory, places: &[usize]) -> Self {
+        let mut places = places.to_vec();
+        places.sort_unstable();
+        places.dedup();
+        let lock = |place: usize| memory.shards.get(place).map(|shard| (place, shard.lock()));
+        Self(places.into_iter().filter_map(lock).collect())
+    }
+
+    fn get(&mut self, place: usize) -> Option<&mut Shard> {
+        self.0.iter_mut().find(|(at, _)| *at == place).map(|(_, shard)| &mut **shard)
+    }
+}
+
+#[async_trait]
+impl Store for Memory {
+    async fn decide(&self, hits: Vec<Hit>, _: Option<Instant>) -> Result<Vec<Decision>, StoreError> {
+        Ok(self.decide_now(&hits))
+    }
+
+    async fn settle(&self, settlement: Settlement, _: Option<Instant>) -> Result<Cost, StoreError> {
+        Ok(self.settle_now(&settlement))
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}

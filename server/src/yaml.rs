@@ -1,0 +1,286 @@
+//! Strict reading of a YAML file: one document, no unknown or repeated key, no value silently taken for
+//! another, and a place for everything that is wrong.
+//!
+//! A file is read in two steps. [`read`] gives its shape: mappings, whose keys are known, and scalars of
+//! any type. Its owner then asks a [`Section`] for each scalar as the type that it has to be. So a wrong
+//! value does not hide the next one: whoever fixes a file sees everything that is wrong with its values.
+//!
+//! Errors quote no line of the file, because the line could be the one with the store's password.
+
+mod scalar;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use scalar::Scalar;
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer};
+use serde_path_to_error::{Path, Segment};
+use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
+use std::fmt;
+
+/// No file is larger, in bytes.
+pub(crate) const MOST_BYTES: usize = 4 << 20;
+
+/// An error names at most this many faults.
+const MOST_SHOWN: usize = 20;
+
+/// One thing that is wrong with a file, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fault {
+    /// The file, as it was named.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u64,
+    /// The column in characters, from 1.
+    pub column: u64,
+    /// Which setting: the keys that lead to it, with dots; empty for the file as a whole.
+    pub path: String,
+    /// What is wrong, and what is expected.
+    pub message: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, line, column, path, message } = self;
+        write!(f, "{file}:{line}:{column}: ")?;
+        if !path.is_empty() {
+            write!(f, "{path}: ")?;
+        }
+        f.write_str(message)
+    }
+}
+
+/// Everything that is wrong with a file, at least one thing, from top to bottom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Faults(Vec<Fault>);
+
+impl Faults {
+    /// Each of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Fault> {
+        self.0.iter()
+    }
+}
+
+/// A line for each.
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, fault) in self.0.iter().take(MOST_SHOWN).enumerate() {
+            write!(f, "{}{fault}", if i == 0 { "" } else { "\n" })?;
+        }
+        match self.0.len().saturating_sub(MOST_SHOWN) {
+            0 => Ok(()),
+            more => write!(f, "\n… and {more} more"),
+        }
+    }
+}
+
+impl std::error::Error for Faults {}
+
+/// The shape of a file.
+pub(crate) fn read<T: DeserializeOwned>(file: &str, text: &[u8]) -> Result<T, Faults> {
+    let fault = |line, column, path, message| {
+        Faults(vec![Fault { file: file.to_owned(), line, column, path, message }])
+    };
+    if text.len() > MOST_BYTES {
+        return Err(fault(1, 1, String::new(), format!("expected a file of at most {MOST_BYTES} bytes")));
+    }
+    let text = std::str::from_utf8(text).map_err(|error| {
+        let (line, column) = end(text.get(..error.valid_up_to()).unwrap_or_default());
+        fault(line, column, String::new(), "expected UTF-8 text".to_owned())
+    })?;
+    let options = serde_saphyr::options! {
+        strict_booleans: true,
+        with_snippet: false,
+        // What the bound in bytes lets through, and no less.
+        budget: serde_saphyr::budget! { max_nodes: MOST_BYTES, max_events: 2 * MOST_BYTES },
+    };
+    let mut path = String::new();
+    serde_saphyr::with_deserializer_from_str_with_options(text, options, |yaml| {
+        serde_path_to_error::deserialize(yaml).map_err(|error| {
+            path = keys(error.path());
+            error.into_inner()
+        })
+    })
+    .map_err(|error| {
+        let place = error.location().filter(|place| *place != Location::UNKNOWN);
+        let (line, column) = place.map_or((1, 1), |place| (place.line(), place.column()));
+        fault(line, column, without_credentials(path), without_credentials(message(&error)))
+    })
+}
+
+/// Line and column after `text`, which is UTF-8.
+fn end(text: &[u8]) -> (u64, u64) {
+    let text = String::from_utf8_lossy(text);
+    let line = text.rsplit('\n').next().unwrap_or_default();
+    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX).saturating_add(1);
+    (count(text.matches('\n').count()), count(line.chars().count()))
+}
+
+/// The path without what [`Given`] adds: every second step is a `value` of its own.
+fn keys(path: &Path) -> String {
+    let keys: Vec<String> =
+        path.iter().step_by(2).map(Segment::to_string).map(|key| printable(&key)).collect();
+    keys.join(".")
+}
+
+/// What the library says, in the words of this one.
+fn message(error: &serde_saphyr::Error) -> String {
+    use serde_saphyr::Error;
+    match error.without_snippet() {
+        Error::AliasError { error, .. } => message(error),
+        Error::SerdeUnknownField { field, expected, .. } => {
+            format!("unknown key `{}`; expected one of {}", printable(field), expected.join(", "))
+        }
+        Error::DuplicateMappingKey { key: Some(key), .. } => {
+            format!("the key `{}` is here twice; expected it once", printable(key))
+        }
+        Error::MultipleDocuments { .. } => "a second document begins here; expected one".to_owned(),
+        Error::Unexpected { expected: "mapping start", .. } => "expected a mapping".to_owned(),
+        Error::Unexpected { expected: "sequence start", .. } => "expected a list".to_owned(),
+        Error::SerdeInvalidType { unexpected, expected, .. } => {
+            let unexpected = if unexpected == "unit value" { "nothing" } else { unexpected };
+            format!("expected {expected}, got {unexpected}")
+        }
+        other => UserMessageFormatter.format_message(other).into_owned(),
+    }
+}
+
+/// The text fit for one line of an error: escaped, and no longer than helps.
+pub(crate) fn printable(text: &str) -> String {
+    const MOST: usize = 64;
+    let mut chars = text.chars();
+    let mut shown: String = chars.by_ref().take(MOST).flat_map(char::escape_debug).collect();
+    if chars.next().is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// The text without what stands between `://` and `@` or after `?`. A store's URL that ended up where a key
+/// should be is quoted like any key, and this is all that keeps its password from being.
+fn without_credentials(text: String) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text };
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
+    let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
+    format!("{scheme}://{rest}")
+}
+
+/// A setting that a file may have, and where.
+pub(crate) struct Given<T>(Option<Spanned<T>>);
+
+impl<T> Given<T> {
+    /// Its value.
+    pub(crate) fn value(&self) -> Option<&T> {
+        self.0.as_ref().map(|given| &given.value)
+    }
+
+    /// Where it is.
+    pub(crate) fn place(&self) -> Option<Location> {
+        self.0.as_ref().map(|given| given.referenced)
+    }
+}
+
+impl<T> Default for Given<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+/// Not that of an `Option`: a key without a value is not taken for a key that is not there.
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Given<T> {
+    fn deserialize<D: Deserializer<'de>>(yaml: D) -> Result<Self, D::Error> {
+        Spanned::deserialize(yaml).map(|given| Self(Some(given)))
+    }
+}
+
+/// What was found wrong with the values of one file.
+pub(crate) struct Report {
+    file: String,
+    faults: Vec<Fault>,
+}
+
+impl Report {
+    /// Nothing yet.
+    pub(crate) fn new(file: &str) -> Self {
+        Self { file: file.to_owned(), faults: Vec::new() }
+    }
+
+    /// A part of the file: the mapping at this path and place.
+    pub(crate) fn section(&mut self, path: &str, place: Option<Location>) -> Section<'_> {
+        Section { report: self, path: path.to_owned(), place }
+    }
+
+    /// How many faults so far.
+    pub(crate) fn len(&self) -> usize {
+        self.faults.len()
+    }
+
+    /// `value`, if nothing was wrong.
+    pub(crate) fn end<T>(mut self, value: T) -> Result<T, Faults> {
+        if self.faults.is_empty() {
+            return Ok(value);
+        }
+        self.faults.sort_by_key(|fault| (fault.line, fault.column));
+        Err(Faults(self.faults))
+    }
+}
+
+/// A mapping in a file, whose scalars are read one by one.
+pub(crate) struct Section<'a> {
+    report: &'a mut Report,
+    path: String,
+    place: Option<Location>,
+}
+
+impl Section<'_> {
+    /// The mapping at `key` of this one.
+    pub(crate) fn section(&mut self, key: &str, place: Option<Location>) -> Section<'_> {
+        let path = self.path(key);
+        Section { report: self.report, path, place }
+    }
+
+    /// The value of a setting; nothing if it is not there or wrong, which is then noted.
+    pub(crate) fn get<T>(
+        &mut self,
+        key: &str,
+        given: &Given<Scalar>,
+        read: impl FnOnce(&Scalar) -> Result<T, String>,
+    ) -> Option<T> {
+        read(given.value()?).map_err(|message| self.fault(key, given.place(), message)).ok()
+    }
+
+    /// Notes that `key` is wrong; with an empty key, the section. Without a place it is that of the section.
+    pub(crate) fn fault(&mut self, key: &str, place: Option<Location>, message: impl Into<String>) {
+        let place = place.or(self.place).filter(|place| *place != Location::UNKNOWN);
+        let (line, column) = place.map_or((1, 1), |place| (place.line(), place.column()));
+        let fault = Fault {
+            file: self.report.file.clone(),
+            line,
+            column,
+            path: without_credentials(self.path(key)),
+            message: message.into(),
+        };
+        self.report.faults.push(fault);
+    }
+
+    /// Whether nothing was wrong since there were `before` faults.
+    pub(crate) fn sound_since(&self, before: usize) -> bool {
+        self.report.len() == before
+    }
+
+    /// How many faults so far.
+    pub(crate) fn len(&self) -> usize {
+        self.report.len()
+    }
+
+    fn path(&self, key: &str) -> String {
+        let key = printable(key);
+        match (self.path.as_str(), key.as_str()) {
+            ("", _) => key,
+            (path, "") => path.to_owned(),
+            (path, key) => format!("{path}.{key}"),
+        }
+    }
+}
