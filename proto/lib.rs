@@ -13,6 +13,7 @@ pub mod v1 {
         unused_qualifications,
         clippy::all,
         clippy::pedantic,
+        clippy::as_conversions,
         clippy::allow_attributes_without_reason,
         reason = "generated code; its documentation is the .proto file"
     )]

@@ -45,7 +45,7 @@ pub trait Store: Send + Sync {
 pub fn connect(config: &StoreConfig, clock: Clock) -> Result<Arc<dyn Store>, StoreError> {
     Ok(match &config.url {
         StoreUrl::Memory => Arc::new(memory::Memory::new(config.max_keys, clock)),
-        StoreUrl::Redis(url) => Arc::new(redis::Redis::connect(url, config, clock)?),
+        StoreUrl::Redis(url) => Arc::new(redis::Redis::connect(url, config, &clock)?),
     })
 }
 

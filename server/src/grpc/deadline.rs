@@ -9,7 +9,7 @@ use tonic::{Request, Status};
 struct Deadline(Instant);
 
 /// Notes when the caller stops waiting, if it says so.
-#[expect(clippy::unnecessary_wraps, clippy::result_large_err, reason = "an interceptor's signature")]
+#[expect(clippy::unnecessary_wraps, reason = "an interceptor's signature")]
 pub(super) fn note(mut request: Request<()>) -> Result<Request<()>, Status> {
     let timeout = request.metadata().get("grpc-timeout").and_then(|value| parse(value.to_str().ok()?));
     if let Some(deadline) = timeout.and_then(|timeout| instant().checked_add(timeout)) {

@@ -24,7 +24,6 @@ impl Native {
     }
 
     /// Lets a call in, unless there are too many. A class that is never limited is never refused.
-    #[expect(clippy::result_large_err, reason = "what the service answers with")]
     fn enter(&self, class: &str) -> Result<Option<Place<'_>>, Status> {
         if self.engine.exempt(class) {
             return Ok(None);

@@ -56,7 +56,8 @@ impl Memory {
 
     /// Which shard holds everything about a subject.
     fn place(&self, subject: &str) -> usize {
-        usize::try_from(self.hasher.hash_one(subject) % self.shards.len() as u64).unwrap_or_default()
+        let [byte, ..] = self.hasher.hash_one(subject).to_le_bytes();
+        usize::from(byte) % SHARDS
     }
 }
 

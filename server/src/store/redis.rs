@@ -52,8 +52,8 @@ impl Link {
 
     /// The connections of `generation` are dead.
     fn lose(&self, generation: u64) {
-        // Whoever finds it moved has come second.
-        let _ = self.lost.compare_exchange(generation, generation + 1, Ordering::AcqRel, Ordering::Relaxed);
+        // Whoever comes second finds it moved on already.
+        self.lost.fetch_max(generation + 1, Ordering::AcqRel);
     }
 }
 
@@ -62,7 +62,7 @@ impl Redis {
     ///
     /// # Errors
     /// The URL can not be used.
-    pub fn connect(url: &RedisUrl, config: &StoreConfig, clock: Clock) -> Result<Self, StoreError> {
+    pub fn connect(url: &RedisUrl, config: &StoreConfig, clock: &Clock) -> Result<Self, StoreError> {
         let unusable = |why: &dyn std::fmt::Display| StoreError::Unreachable(why.to_string());
         let timeouts = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(config.deadline))
@@ -105,7 +105,7 @@ impl Redis {
 impl Store for Redis {
     async fn decide(&self, hits: Vec<Hit>, deadline: Option<Instant>) -> Result<Vec<Decision>, StoreError> {
         let rows = self.ask(Call::decide(&self.prefix, &hits), deadline).await?;
-        let decisions: Vec<Decision> = rows.into_iter().map(script::decision).collect::<Result<_, _>>()?;
+        let decisions: Vec<Decision> = rows.iter().map(script::decision).collect::<Result<_, _>>()?;
         if decisions.len() != hits.len() {
             return Err(StoreError::Failed(format!("{} answers to {} hits", decisions.len(), hits.len())));
         }

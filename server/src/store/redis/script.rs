@@ -62,11 +62,10 @@ impl RuleRow {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Decide = 0,
-    Settle = 1,
-}
+/// What a call is for.
+type Kind = u8;
+const DECIDE: Kind = 0;
+const SETTLE: Kind = 1;
 
 /// One call of the store, ready to be sent.
 #[derive(Debug)]
@@ -108,14 +107,14 @@ impl Call {
                 ],
             ));
         }
-        Self { kind: Kind::Decide, keys, hits: rows }
+        Self { kind: DECIDE, keys, hits: rows }
     }
 
     pub(super) fn settle(prefix: &str, settlement: &Settlement) -> Self {
         let Settlement { id, limit, algorithm, unused } = settlement;
         let rule = RuleRow { algorithm: algorithm.tag, limit: *limit, shadow: false, penalty: None };
         Self {
-            kind: Kind::Settle,
+            kind: SETTLE,
             keys: vec![format!("{prefix}:lease:{id}"), format!("{prefix}:{}", id.bucket().as_str())],
             hits: vec![(rule, vec![unused.get()])],
         }
@@ -148,11 +147,7 @@ impl<'c> Batch<'c> {
                 numbers.extend(row);
                 rows.push(numbers);
             }
-            let kind: u8 = match call.kind {
-                Kind::Decide => 0,
-                Kind::Settle => 1,
-            };
-            wire.push((kind, rows, call.keys.len()));
+            wire.push((call.kind, rows, call.keys.len()));
         }
         let rules: Vec<_> = rules.into_iter().map(RuleRow::wire).collect();
         let linger = if now.is_some() { LINGER } else { 0 };
@@ -174,16 +169,15 @@ impl<'c> Batch<'c> {
     pub(super) fn answers(reply: &[u8]) -> Result<Vec<Result<Vec<Row>, StoreError>>, StoreError> {
         let answers: Vec<(String, Vec<Row>)> = rmp_serde::from_slice(reply)
             .map_err(|error| StoreError::Failed(format!("an answer that can not be read: {error}")))?;
-        let each = |(error, rows): (String, Vec<Row>)| match error.is_empty() {
-            true => Ok(rows),
-            false => Err(StoreError::Failed(error)),
+        let each = |(error, rows): (String, Vec<Row>)| {
+            if error.is_empty() { Ok(rows) } else { Err(StoreError::Failed(error)) }
         };
         Ok(answers.into_iter().map(each).collect())
     }
 }
 
 /// Reads the row of one decided hit.
-pub(super) fn decision(row: Row) -> Result<Decision, StoreError> {
+pub(super) fn decision(row: &Row) -> Result<Decision, StoreError> {
     let &[code, granted, remaining, retry_after, reset_after, wait] = row.as_slice() else {
         return Err(StoreError::Failed(format!("a decision of {} numbers", row.len())));
     };
