@@ -16,8 +16,8 @@ use crate::rules::Rules;
 use crate::rules::file::{Classes, compile};
 use crate::yaml::{self, Given, MOST_BYTES, Report, Scalar};
 use serde::Deserialize;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -203,6 +203,7 @@ struct StoreMapping {
 }
 
 enum StoreSettings {
+    /// What should be a URL.
     Url(Scalar),
     Mapping(Box<StoreMapping>),
 }
@@ -222,8 +223,34 @@ impl<'de> Visitor<'de> for StoreVisitor {
         f.write_str("`memory`, a URL such as redis://host:port/db, or a mapping")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<StoreSettings, E> {
+    fn visit_str<E>(self, text: &str) -> Result<StoreSettings, E> {
         Ok(StoreSettings::Url(Scalar::Text(text.to_owned())))
+    }
+
+    // The rest is wrong, but an error from here would have no place.
+
+    fn visit_unit<E>(self) -> Result<StoreSettings, E> {
+        Ok(StoreSettings::Url(Scalar::Null))
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<StoreSettings, E> {
+        Ok(StoreSettings::Url(Scalar::Flag(flag)))
+    }
+
+    fn visit_u64<E>(self, n: u64) -> Result<StoreSettings, E> {
+        Ok(StoreSettings::Url(Scalar::Whole(n)))
+    }
+
+    fn visit_i64<E>(self, n: i64) -> Result<StoreSettings, E> {
+        Ok(StoreSettings::Url(Scalar::Other(n.to_string())))
+    }
+
+    fn visit_f64<E>(self, n: f64) -> Result<StoreSettings, E> {
+        Ok(StoreSettings::Url(Scalar::Other(n.to_string())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<StoreSettings, A::Error> {
+        Scalar::deserialize(SeqAccessDeserializer::new(list)).map(StoreSettings::Url)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StoreSettings, A::Error> {

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer};
 use serde_path_to_error::{Path, Segment};
 use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
+use std::borrow::Cow;
 use std::fmt;
 
 /// No file is larger, in bytes.
@@ -92,6 +93,9 @@ pub(crate) fn read<T: DeserializeOwned>(file: &str, text: &[u8]) -> Result<T, Fa
     })?;
     let options = serde_saphyr::options! {
         strict_booleans: true,
+        leading_zero_numbers_as_strings: true,
+        underscored_numbers_as_strings: true,
+        reject_unsupported_tags: true,
         with_snippet: false,
         // What the bound in bytes lets through, and no less.
         budget: serde_saphyr::budget! { max_nodes: MOST_BYTES, max_events: 2 * MOST_BYTES },
@@ -106,7 +110,7 @@ pub(crate) fn read<T: DeserializeOwned>(file: &str, text: &[u8]) -> Result<T, Fa
     .map_err(|error| {
         let place = error.location().filter(|place| *place != Location::UNKNOWN);
         let (line, column) = place.map_or((1, 1), |place| (place.line(), place.column()));
-        fault(line, column, without_credentials(path), without_credentials(message(&error)))
+        fault(line, column, path, message(&error))
     })
 }
 
@@ -120,9 +124,8 @@ fn end(text: &[u8]) -> (u64, u64) {
 
 /// The path without what [`Given`] adds: every second step is a `value` of its own.
 fn keys(path: &Path) -> String {
-    let keys: Vec<String> =
-        path.iter().step_by(2).map(Segment::to_string).map(|key| printable(&key)).collect();
-    keys.join(".")
+    let keys = path.iter().step_by(2).filter(|step| !matches!(step, Segment::Unknown));
+    keys.map(|key| printable(&key.to_string())).collect::<Vec<_>>().join(".")
 }
 
 /// What the library says, in the words of this one.
@@ -139,18 +142,17 @@ fn message(error: &serde_saphyr::Error) -> String {
         Error::MultipleDocuments { .. } => "a second document begins here; expected one".to_owned(),
         Error::Unexpected { expected: "mapping start", .. } => "expected a mapping".to_owned(),
         Error::Unexpected { expected: "sequence start", .. } => "expected a list".to_owned(),
-        Error::SerdeInvalidType { unexpected, expected, .. } => {
-            let unexpected = if unexpected == "unit value" { "nothing" } else { unexpected };
-            format!("expected {expected}, got {unexpected}")
-        }
-        other => UserMessageFormatter.format_message(other).into_owned(),
+        Error::Unexpected { expected: "string scalar", .. } => "expected a text".to_owned(),
+        other => scheme_only(&UserMessageFormatter.format_message(other)).into_owned(),
     }
 }
 
-/// The text fit for one line of an error: escaped, and no longer than helps.
+/// The text fit for one line of an error: escaped, no longer than helps, and cut where a URL begins, because
+/// the store's may stand where another value or a key should, and errors quote those.
 pub(crate) fn printable(text: &str) -> String {
     const MOST: usize = 64;
-    let mut chars = text.chars();
+    let shown = scheme_only(text);
+    let mut chars = shown.chars();
     let mut shown: String = chars.by_ref().take(MOST).flat_map(char::escape_debug).collect();
     if chars.next().is_some() {
         shown.push('…');
@@ -158,13 +160,8 @@ pub(crate) fn printable(text: &str) -> String {
     shown
 }
 
-/// The text without what stands between `://` and `@` or after `?`. A store's URL that ended up where a key
-/// should be is quoted like any key, and this is all that keeps its password from being.
-fn without_credentials(text: String) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text };
-    let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
-    let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
-    format!("{scheme}://{rest}")
+fn scheme_only(text: &str) -> Cow<'_, str> {
+    text.split_once("://").map_or(text.into(), |(scheme, _)| format!("{scheme}://…").into())
 }
 
 /// A setting that a file may have, and where.
@@ -259,7 +256,7 @@ impl Section<'_> {
             file: self.report.file.clone(),
             line,
             column,
-            path: without_credentials(self.path(key)),
+            path: self.path(key),
             message: message.into(),
         };
         self.report.faults.push(fault);

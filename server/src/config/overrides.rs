@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the command line and the environment say. The command line beats the environment, and both beat the
-/// file.
+// What the command line and the environment say. The command line beats the environment, and both beat the
+// file.
+#[expect(missing_docs, reason = "clap would show them as the description of the program that has these")]
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Overrides {
     /// The file with server, store and rules [default: ./tollgate.yaml, or else a built-in set of rules]
