@@ -1,6 +1,6 @@
 //! The store in Redis (or Valkey): shared by every instance, decided inside Redis.
 //!
-//! A call becomes a [`Job`] in one bounded queue. A few *lanes*, each with one connection, take whatever
+//! A call becomes a job in one bounded queue. A few *lanes*, each with one connection, take whatever
 //! waits and send it as one script call. While the lanes are idle a decision costs one round trip and no
 //! wait; under load the script calls grow larger instead of more.
 //!

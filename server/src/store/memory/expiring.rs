@@ -65,9 +65,11 @@ impl<V> Expiring<V> {
     }
 
     fn drop_nearest(&mut self) {
-        let looked_at = (0..CANDIDATES).map(|_| self.next()).collect::<Vec<_>>();
+        // Spread over the whole map: entries that came together also lie together.
+        let (start, len) = (self.next(), self.entries.len());
+        let places = (0..CANDIDATES).map(|n| (start + n * len / CANDIDATES) % len);
         let ends = |at: &usize| self.entries.get_index(*at).map(|(_, entry)| entry.ends);
-        if let Some(nearest) = looked_at.into_iter().min_by_key(ends) {
+        if let Some(nearest) = places.min_by_key(ends) {
             self.entries.swap_remove_index(nearest);
         }
     }
