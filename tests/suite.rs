@@ -7,6 +7,9 @@
     reason = "a test says no by a panic"
 )]
 
+mod errors;
+mod grpcurl;
+mod integration;
 mod rig;
 mod support;
 mod tidy;

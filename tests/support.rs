@@ -3,6 +3,9 @@
 //! Everything lives in a temporary folder and listens on a socket in it or on a port nobody else has, so that
 //! tests run side by side and again and again.
 
+pub(crate) mod calls;
+pub(crate) mod raw;
+
 use deadpool_redis::redis;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::VecDeque;
@@ -15,7 +18,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// How long anything may take that is waited for. Far more than it needs, for a busy machine.
-const DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Waits until `probe` gives something, asking again and again, and panics with `what` if it never does.
 ///
@@ -338,7 +341,6 @@ pub(crate) struct Tollgate {
     folder: TempDir,
 }
 
-#[allow(dead_code, reason = "the server does not serve yet")]
 impl Tollgate {
     /// Serves with this text as its configuration file.
     pub(crate) async fn start(config: &str) -> Self {
@@ -396,9 +398,9 @@ impl Tollgate {
         self.process.exit().await
     }
 
-    /// Ends it at once, as a crash would.
-    pub(crate) fn kill(&mut self) {
-        self.process.kill();
+    /// Its process, to look at.
+    pub(crate) fn process(&mut self) -> &mut Process {
+        &mut self.process
     }
 }
 
