@@ -1,12 +1,14 @@
 //! Whatever is sent: the right code, a message that names the field, the value and the limit, and a server
 //! that serves on.
 
-use crate::support::Tollgate;
-use crate::support::calls::{Caller, allowed, answer};
+use crate::support::calls::{Caller, allowed, answer, one_shed_one_held};
 use crate::support::raw::{self, SHOULD_RATE_LIMIT, framed};
+use crate::support::{Redis, Tollgate, engines, grpcurl};
 use bytes::Bytes;
+use std::time::Duration;
 use tollgate_proto::v1::{BorrowRequest, ReturnRequest, ShouldRateLimitRequest};
 use tonic::{Code, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_types::StatusExt as _;
 
 const CONFIG: &str = "
@@ -224,5 +226,67 @@ async fn nothing_is_charged_for_a_caller_that_has_gone() {
         let reply = raw::call(server.grpc(), SHOULD_RATE_LIMIT, &fields, request("late")).await;
         assert_eq!(reply.code(), Code::Ok, "{timeout}: {reply:?}");
         assert_eq!(caller.remaining("late", "read").await, 200 - charged, "{timeout}");
+    }
+}
+
+/// A caller that waits for Redis no longer, and one whose request does not come: both are told the same. Many
+/// times, because two timers run for each.
+#[tokio::test]
+async fn a_deadline_that_passes_on_the_way_is_told_as_one() {
+    for engine in engines() {
+        let mut redis = Redis::start(engine).await;
+        let server = Tollgate::start(&patient(&redis, 4096)).await;
+        let caller = server.serving().await;
+        redis.stop();
+        for _ in 0..20 {
+            let fields = [("grpc-timeout", "3m")];
+            let reply = raw::call(server.grpc(), SHOULD_RATE_LIMIT, &fields, request("late")).await;
+            assert_eq!(reply.code(), Code::DeadlineExceeded, "{engine:?}: {reply:?}");
+            let reply = raw::call_without_end(server.grpc(), SHOULD_RATE_LIMIT, &fields).await;
+            assert_eq!(reply.code(), Code::DeadlineExceeded, "{engine:?}: {reply:?}");
+        }
+        redis.cont();
+        // Those that reached Redis before it stopped may be charged, one for each connection.
+        assert!(caller.remaining("late", "read").await >= 196, "{engine:?}");
+    }
+}
+
+/// A server that waits long for its Redis, and lets so many calls wait.
+fn patient(redis: &Redis, max_in_flight: usize) -> String {
+    format!(
+        "server: {{ max_in_flight: {max_in_flight} }}\nstore: {{ url: \"{}\", deadline: 10s }}\nclasses:\n  \
+         read: {{ rate: 1/h, burst: 200 }}\n  health: {{ cost: 0 }}\n",
+        redis.url()
+    )
+}
+
+#[tokio::test]
+async fn calls_above_the_maximum_are_shed_and_probes_are_not() {
+    for engine in engines() {
+        let mut redis = Redis::start(engine).await;
+        let mut server = Tollgate::start(&patient(&redis, 1)).await;
+        let caller = server.serving().await;
+        redis.stop();
+
+        let (status, held) = one_shed_one_held(&caller, "read").await;
+        assert_eq!(status.code(), Code::Unavailable, "{engine:?}: {status:?}");
+        assert_eq!(status.message(), "1 calls are in flight, as many as may be");
+        let retry = status.get_details_retry_info().expect("google.rpc.RetryInfo");
+        assert_eq!(retry.retry_delay, Some(Duration::from_secs(5)), "{engine:?}");
+        assert_eq!(status.metadata().get("retry-after").unwrap(), "5", "{engine:?}");
+        // On the wire it is a field of the last frame, after no message.
+        let reply = raw::call(server.grpc(), SHOULD_RATE_LIMIT, &[], request("raw")).await;
+        assert_eq!((reply.code(), reply.body.len()), (Code::Unavailable, 0), "{engine:?}: {reply:?}");
+        assert_eq!(reply.fields["retry-after"], "5", "{engine:?}: {reply:?}");
+
+        assert!(allowed(&caller.ask("prober", "health", None).await), "{engine:?}");
+        caller.health().await;
+        let listed = grpcurl(&["-plaintext", &server.grpc().to_string(), "list"]).await;
+        assert!(listed.status.success(), "{engine:?}: {listed:?}");
+
+        redis.cont();
+        assert!(allowed(&answer(held).await.unwrap()), "{engine:?}: it waited for nothing less");
+        caller.until_health_is(ServingStatus::Serving).await;
+        still_serves(&mut server, &caller, "load").await;
     }
 }

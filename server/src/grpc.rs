@@ -42,7 +42,8 @@ pub(crate) async fn serve(
     };
     Server::builder()
         .max_concurrent_streams(MAX_STREAMS)
-        .add_service(RateLimiterServer::with_interceptor(native, deadline::note))
+        .layer(deadline::Deadlines)
+        .add_service(RateLimiterServer::new(native))
         .add_service(health)
         .add_service(reflection().build_v1()?)
         // grpcurl asks for either, depending on its age.

@@ -4,6 +4,7 @@ use super::{DEADLINE, Engine, Redis, Tollgate, engines};
 use deadpool_redis::redis;
 use std::future::Future;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 use tollgate_proto::v1::rate_limiter_client::RateLimiterClient;
 use tollgate_proto::v1::{
     BorrowRequest, BorrowResponse, Reason, ReturnRequest, ShouldRateLimitRequest, ShouldRateLimitResponse,
@@ -128,6 +129,28 @@ pub(crate) fn span(span: Option<prost_types::Duration>) -> Duration {
 /// A span that time has run off since it was right: at most that long, and not much less.
 pub(crate) fn is_just_below(span: Duration, most: Duration) -> bool {
     span <= most && span + 3 * DEADLINE > most
+}
+
+/// Two calls at a server that lets one in: which of them is not known, but the one that is answered is the one
+/// that was shed, and then the other is inside.
+pub(crate) async fn one_shed_one_held(
+    caller: &Caller,
+    class: &'static str,
+) -> (Status, JoinHandle<ShouldRateLimitResponse>) {
+    let ask = |key: &'static str| {
+        let caller = caller.clone();
+        tokio::spawn(async move { caller.try_ask(key, class, None).await })
+    };
+    let (mut one, mut other) = (ask("one"), ask("other"));
+    let (shed, held) = answer(async {
+        tokio::select! {
+            shed = &mut one => (shed, other),
+            shed = &mut other => (shed, one),
+        }
+    })
+    .await;
+    let held = tokio::spawn(async { held.await.unwrap().expect("a call that is let in is decided") });
+    (shed.unwrap().expect_err("one too many"), held)
 }
 
 /// Where the buckets of a server under test are.

@@ -2,7 +2,7 @@
 
 use super::calls::answer;
 use bytes::{BufMut as _, Bytes, BytesMut};
-use http::Request;
+use http::{HeaderMap, Request};
 use std::net::SocketAddr;
 use tokio::net::TcpStream;
 use tonic::{Code, Status};
@@ -15,6 +15,10 @@ pub(crate) const SHOULD_RATE_LIMIT: &str = "/tollgate.v1.RateLimiter/ShouldRateL
 pub(crate) struct Reply {
     /// From the trailers, or from the headers where there is nothing else.
     pub(crate) status: Status,
+    /// All that was sent between them, frames and all.
+    pub(crate) body: Vec<u8>,
+    /// Header fields and trailers together.
+    pub(crate) fields: HeaderMap,
 }
 
 impl Reply {
@@ -35,10 +39,18 @@ pub(crate) fn framed(message: &[u8]) -> Bytes {
 
 /// One call on a connection of its own: these header fields and these bytes, whatever they are.
 pub(crate) async fn call(server: SocketAddr, path: &str, fields: &[(&str, &str)], body: Bytes) -> Reply {
+    send(server, path, fields, Some(body)).await
+}
+
+/// One call that never says what it wants.
+pub(crate) async fn call_without_end(server: SocketAddr, path: &str, fields: &[(&str, &str)]) -> Reply {
+    send(server, path, fields, None).await
+}
+
+async fn send(server: SocketAddr, path: &str, fields: &[(&str, &str)], body: Option<Bytes>) -> Reply {
     answer(async {
         let tcp = TcpStream::connect(server).await.unwrap();
         let (mut client, connection) = h2::client::handshake(tcp).await.unwrap();
-        // It ends with its client.
         let connection = tokio::spawn(connection);
         let mut request = Request::post(format!("http://{server}{path}"))
             .header("te", "trailers")
@@ -47,20 +59,23 @@ pub(crate) async fn call(server: SocketAddr, path: &str, fields: &[(&str, &str)]
             request = request.header(*name, *value);
         }
         let (response, mut stream) = client.send_request(request.body(()).unwrap(), false).unwrap();
-        // Refused before it is all sent, it need not be taken to the end.
-        stream.send_data(body, true).ok();
+        if let Some(body) = body {
+            // Refused before it is all sent, it need not be taken to the end.
+            stream.send_data(body, true).ok();
+        }
 
         let (head, mut incoming) = response.await.unwrap().into_parts();
+        let mut body = Vec::new();
         while let Some(data) = incoming.data().await {
             let data = data.unwrap();
             incoming.flow_control().release_capacity(data.len()).unwrap();
+            body.extend_from_slice(&data);
         }
         let mut fields = head.headers;
         fields.extend(incoming.trailers().await.unwrap().unwrap_or_default());
-        drop((client, stream, incoming));
         connection.abort();
         let status = Status::from_header_map(&fields).expect("a grpc-status");
-        Reply { status }
+        Reply { status, body, fields }
     })
     .await
 }

@@ -1,21 +1,71 @@
-//! The caller's own deadline: noted when the call arrives, before it is decoded.
+//! The caller's own deadline: noted when the call arrives, before it is decoded, and told when it has passed.
+//!
+//! tonic keeps it too, but answers `CANCELLED`, which callers take for their own doing. Its timer wakes the call
+//! and asks what is inside of it first; that is here, and sees that the time is over.
 
 use crate::clock::instant;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
 use tonic::{Request, Status};
+use tower::Layer;
 
 #[derive(Clone, Copy)]
 struct Deadline(Instant);
 
-/// Notes when the caller stops waiting, if it says so.
-#[expect(clippy::unnecessary_wraps, reason = "an interceptor's signature")]
-pub(super) fn note(mut request: Request<()>) -> Result<Request<()>, Status> {
-    let timeout = request.metadata().get("grpc-timeout").and_then(|value| parse(value.to_str().ok()?));
-    if let Some(deadline) = timeout.and_then(|timeout| instant().checked_add(timeout)) {
-        request.extensions_mut().insert(Deadline(deadline));
+/// Surrounds services with their callers' deadlines.
+#[derive(Clone, Copy)]
+pub(super) struct Deadlines;
+
+impl<S> Layer<S> for Deadlines {
+    type Service = InTime<S>;
+
+    fn layer(&self, inner: S) -> InTime<S> {
+        InTime(inner)
     }
-    Ok(request)
+}
+
+#[derive(Clone)]
+pub(super) struct InTime<S>(S);
+
+type Answer<S> = Result<http::Response<Body>, <S as Service<http::Request<Body>>>::Error>;
+
+impl<S> Service<http::Request<Body>> for InTime<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Answer<S>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let timeout = request.headers().get("grpc-timeout").and_then(|value| parse(value.to_str().ok()?));
+        let deadline = timeout.and_then(|timeout| instant().checked_add(timeout));
+        if let Some(deadline) = deadline {
+            request.extensions_mut().insert(Deadline(deadline));
+        }
+        let answer = self.0.call(request);
+        Box::pin(async move {
+            let mut answer = pin!(answer);
+            poll_fn(|cx| match answer.as_mut().poll(cx) {
+                Poll::Pending if deadline.is_some_and(|deadline| deadline <= instant()) => {
+                    let late = Status::deadline_exceeded("deadline: passed while the call was in flight");
+                    Poll::Ready(Ok(late.into_http()))
+                }
+                answer => answer,
+            })
+            .await
+        })
+    }
 }
 
 /// What was noted.
