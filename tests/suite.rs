@@ -10,6 +10,7 @@
 mod errors;
 mod grpcurl;
 mod integration;
+mod process;
 mod rig;
 mod support;
 mod tidy;
