@@ -1,5 +1,7 @@
 //! The program as its operator meets it: what it prints, what it takes, how it starts and how it ends.
 
+mod ending;
+
 use crate::support::calls::allowed;
 use crate::support::{Engine, Process, Redis, Tollgate, grpcurl};
 use rustix::process::Signal;

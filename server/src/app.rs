@@ -60,6 +60,11 @@ impl App {
         };
         let too_long = async {
             ending.notified().await;
+            // Whoever watches has been told, and would not leave by itself.
+            let mut reporter = reporter.clone();
+            for service in grpc::SERVICES {
+                reporter.clear_service_status(service).await;
+            }
             tokio::time::sleep(GRACE).await;
         };
         tokio::select! {
