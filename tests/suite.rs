@@ -8,6 +8,7 @@
 )]
 
 mod errors;
+mod fault;
 mod grpcurl;
 mod integration;
 mod process;
