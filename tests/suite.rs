@@ -12,6 +12,8 @@ mod fault;
 mod grpcurl;
 mod integration;
 mod process;
+mod replay_grpc;
 mod rig;
 mod support;
 mod tidy;
+mod traffic;
