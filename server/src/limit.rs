@@ -10,8 +10,8 @@ use std::time::Duration;
 const EXACT: u64 = 1 << 53;
 
 /// What the arithmetic of one bucket may reach. A bucket can owe as much again as it holds, and both have
-/// to stay exact.
-const MAX_UNITS: u64 = EXACT / 2;
+/// to stay below that.
+const MAX_UNITS: u64 = (EXACT - 1) / 2;
 
 /// A point in time: microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -355,6 +355,14 @@ mod tests {
         assert!(Limit::new(per(1_000_000, 1), 1_000_000_000).is_ok());
         assert!(Limit::new(per(1, 1), 1_000_000_000).is_ok());
         assert!(Limit::new(Rate::new(1, Rate::LONGEST_PERIOD).unwrap(), 1).is_ok());
+    }
+
+    #[test]
+    fn a_bucket_in_full_debt_is_still_exact() {
+        // A token is 2^23 units, so bursts reach the bound without a rest.
+        let rate = Rate::new(1, Duration::from_micros(1 << 23)).unwrap();
+        assert_eq!(Limit::new(rate, 1 << 29), Err(LimitError::Burst { burst: 1 << 29, most: (1 << 29) - 1 }));
+        assert!(2 * Limit::new(rate, (1 << 29) - 1).unwrap().capacity() < EXACT);
     }
 
     #[test]
