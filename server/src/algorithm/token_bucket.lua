@@ -25,7 +25,8 @@ local function missing_now(limit, state, now)
   local elapsed = math.max(now - at, 0)
   local step = math.max(at - now, 0)
   if elapsed >= div_ceil(missing, limit.refill) then
-    return 0, step
+    -- Full is as good as new: it does not remember when it became so.
+    return 0, 0
   end
   return missing - elapsed * limit.refill, step
 end
@@ -65,6 +66,7 @@ end
 local function refund(limit, state, now, cost)
   local missing, step = missing_now(limit, state, now)
   local credited = math.min(cost, math.floor(missing / limit.scale))
+  if credited == 0 then return 0 end
   state[1], state[2], state[3] = missing - units(limit, credited), now + step, limit.scale
   return credited
 end

@@ -1,0 +1,287 @@
+//! What holds for every algorithm, tried on random limits and traces.
+
+use super::ALL;
+use super::trace::{
+    Act, Bucket, Step, Tick, amounts, limit, limits, lived, new, starts, steady, unsteady, wants,
+};
+use crate::limit::{Cost, Timestamp};
+use proptest::prelude::*;
+use std::time::Duration;
+
+/// In any interval at most so many bursts, and rate x time, are granted.
+const BURSTS: &[(&str, u64)] = &[("token_bucket", 1)];
+
+fn bursts(bucket: &Bucket) -> u64 {
+    let of = |(name, bursts): &(&str, u64)| (*name == bucket.algorithm.name).then_some(*bursts);
+    BURSTS.iter().find_map(of).expect("every algorithm has a row in BURSTS")
+}
+
+const MICRO: Duration = Duration::from_micros(1);
+
+/// State words are doubles in Lua.
+const EXACT: u64 = 1 << 53;
+
+/// Time only goes on.
+fn onward(trace: &[Step]) -> Vec<Step> {
+    let onward = |tick| match tick {
+        Tick::Micros(by) => Tick::Micros(by.abs()),
+        Tick::Window(by) => Tick::Window(by.abs()),
+    };
+    trace.iter().map(|step| Step { tick: onward(step.tick), ..*step }).collect()
+}
+
+#[test]
+fn names_and_tags_are_given_once() {
+    for (i, one) in ALL.iter().enumerate() {
+        assert!(one.tag > 0, "{one:?}: tag 0 marks what was never written");
+        for other in &ALL[..i] {
+            assert!(one.tag != other.tag && one.name != other.name, "{one:?} and {other:?}");
+        }
+    }
+}
+
+proptest! {
+    /// A denied call is free, and so is whatever else is granted nothing: even if it is charged for that
+    /// nothing, all later decisions stay the same.
+    #[test]
+    fn what_takes_nothing_leaves_no_trace(start in starts(), limit in limits(), trace in steady()) {
+        for mut bare in new(start, limit) {
+            let mut charged = bare;
+            for step in onward(&trace) {
+                let decision = bare.live(&step);
+                match step.act {
+                    Act::Take(want) => {
+                        charged.tick(step.tick);
+                        let same = charged.decide(want);
+                        prop_assert_eq!(Some(same), decision);
+                        prop_assert!(same.allowed() || same.granted == Cost::ZERO);
+                        charged.charge(same.granted);
+                    }
+                    _ => { charged.live(&step); }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn retry_after_is_exact(start in starts(), limit in limits(), trace in unsteady(), want in wants()) {
+        for bucket in lived(start, limit, &trace) {
+            let decision = bucket.decide(want);
+            if decision.allowed() {
+                prop_assert_eq!(decision.retry_after, Duration::ZERO);
+                continue;
+            }
+            prop_assert!(decision.retry_after > Duration::ZERO);
+            let then = bucket.after(decision.retry_after);
+            prop_assert!(then.decide(want).allowed(), "{:?} {:?}", bucket, decision);
+            let just_before = then.before(MICRO).decide(want);
+            prop_assert!(!just_before.allowed(), "{:?} {:?}", bucket, decision);
+            prop_assert_eq!(just_before.retry_after, MICRO);
+        }
+    }
+
+    #[test]
+    fn what_remains_still_fits_and_no_more(
+        start in starts(), limit in limits(), trace in unsteady(), want in wants()
+    ) {
+        for mut bucket in lived(start, limit, &trace) {
+            let told = bucket.take(want);
+            let seen = bucket.peek();
+            prop_assert_eq!((told.remaining, told.reset_after), (seen.remaining, seen.reset_after));
+            prop_assert!(told.remaining <= bucket.limit.burst());
+            // A bucket in debt does not even give nothing.
+            prop_assert_eq!(bucket.exactly(told.remaining).allowed(), seen.allowed());
+            prop_assert!(!bucket.exactly(told.remaining + 1).allowed());
+        }
+    }
+
+    #[test]
+    fn a_bucket_is_as_good_as_new_after_reset_after_and_not_before(
+        start in starts(), limit in limits(), trace in unsteady(), more in steady()
+    ) {
+        for bucket in lived(start, limit, &trace) {
+            let reset_after = bucket.peek().reset_after;
+            if reset_after > Duration::ZERO {
+                let just_before = bucket.after(reset_after).before(MICRO).peek();
+                prop_assert!(just_before.remaining < bucket.limit.burst());
+                prop_assert_eq!(just_before.reset_after, MICRO);
+            }
+            let mut old = bucket.after(reset_after);
+            let mut fresh = Bucket { state: [0; 3], ..old };
+            prop_assert_eq!(old.peek().remaining, old.limit.burst());
+            for step in onward(&more) {
+                prop_assert_eq!(old.live(&step), fresh.live(&step), "{:?}", bucket);
+                prop_assert_eq!(old.peek(), fresh.peek(), "{:?}", bucket);
+            }
+        }
+    }
+
+    /// Measured in the time that has flowed in the bucket, which stands still while the clock is behind.
+    /// What was given back counts as not granted.
+    #[test]
+    fn in_any_interval_at_most_a_burst_and_rate_x_time_is_granted(
+        start in starts(), limit in limits(), trace in steady()
+    ) {
+        for mut bucket in new(start, limit) {
+            let (mut flowed, mut last) = (0, start);
+            let mut taken = vec![];
+            for step in &trace {
+                bucket.tick(step.tick);
+                let is_new = bucket.peek().reset_after.is_zero();
+                let net = match step.act {
+                    Act::Take(want) => i128::from(bucket.take(want).granted.get()),
+                    Act::Refund(cost) => -i128::from(bucket.refund(cost)),
+                    Act::Change(_) | Act::Burst(_) => 0,
+                };
+                if net != 0 {
+                    flowed += bucket.now.since(last).as_micros();
+                    // A bucket as good as new has forgotten the time.
+                    last = if is_new { bucket.now } else { last.max(bucket.now) };
+                    taken.push((flowed, net));
+                }
+            }
+            within(&bucket, &taken)?;
+        }
+    }
+
+    #[test]
+    fn nothing_is_denied_to_a_peek_but_a_debt(start in starts(), limit in limits(), trace in steady()) {
+        for bucket in lived(start, limit, &trace) {
+            let peek = bucket.peek();
+            prop_assert!(peek.allowed());
+            prop_assert_eq!((peek.granted, peek.retry_after), (Cost::ZERO, Duration::ZERO));
+        }
+    }
+
+    #[test]
+    fn a_part_is_granted_where_not_all_fits(
+        start in starts(), limit in limits(), trace in unsteady(), want in wants()
+    ) {
+        for bucket in lived(start, limit, &trace) {
+            let (before, want) = (bucket.peek(), bucket.fitting(want));
+            let decision = bucket.decide(want);
+            let enough = before.allowed() && before.remaining >= want.at_least.get();
+            prop_assert_eq!(decision.allowed(), enough);
+            let granted = if enough { before.remaining.min(want.at_most.get()) } else { 0 };
+            prop_assert_eq!(decision.granted.get(), granted);
+            prop_assert_eq!(decision.remaining, before.remaining - granted);
+        }
+    }
+
+    #[test]
+    fn no_more_comes_back_than_was_taken(start in starts(), limit in limits(), trace in steady()) {
+        for mut bucket in new(start, limit) {
+            let mut taken = 0;
+            for step in &trace {
+                bucket.tick(step.tick);
+                let since_full = if bucket.peek().reset_after.is_zero() { 0 } else { taken };
+                match step.act {
+                    Act::Take(want) => {
+                        let granted = bucket.take(want).granted.get();
+                        if granted > 0 {
+                            taken = since_full + granted;
+                        }
+                    }
+                    Act::Refund(cost) => {
+                        let before = bucket.peek().remaining;
+                        let credited = bucket.refund(cost);
+                        prop_assert!(credited <= cost && credited <= since_full);
+                        prop_assert_eq!(bucket.peek().remaining, before + credited);
+                        taken -= credited;
+                    }
+                    Act::Change(_) | Act::Burst(_) => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_at_once_was_never_taken(
+        start in starts(), limit in limits(), trace in unsteady(), want in wants(), more in steady()
+    ) {
+        for mut bucket in lived(start, limit, &trace) {
+            let mut never = bucket;
+            let granted = bucket.take(want).granted.get();
+            prop_assert_eq!(bucket.refund(granted), granted);
+            prop_assert_eq!(bucket.decide(want), never.decide(want));
+            for step in onward(&more) {
+                prop_assert_eq!(bucket.live(&step), never.live(&step));
+            }
+        }
+    }
+
+    #[test]
+    fn another_burst_holds_at_once_and_usage_stays(
+        start in starts(), old in limits(), trace in steady(), want in wants(), burst in amounts()
+    ) {
+        for mut bucket in lived(start, old, &trace) {
+            let told = bucket.take(want);
+            let used = old.burst() - told.remaining;
+            bucket.limit = limit(old.rate(), burst);
+            let (new, peek) = (bucket.limit.burst(), bucket.peek());
+            // What a lower burst forgives, it forgives from the last call on.
+            if new >= old.burst() || told.granted > Cost::ZERO {
+                prop_assert_eq!(peek.remaining, new.saturating_sub(used));
+                prop_assert_eq!(peek.allowed(), used <= new);
+            } else {
+                prop_assert!(peek.remaining >= new.saturating_sub(used));
+            }
+        }
+    }
+
+    /// From the last call on, as if the new rate had held since.
+    #[test]
+    fn another_rate_holds_at_once_and_usage_stays_to_a_token(
+        start in starts(), old in limits(), trace in steady(), want in wants(), new in limits()
+    ) {
+        for mut bucket in lived(start, old, &trace) {
+            let told = bucket.take(want);
+            if told.granted == Cost::ZERO {
+                continue;
+            }
+            let used = old.burst() - told.remaining;
+            bucket.limit = new;
+            let left = bucket.peek().remaining;
+            prop_assert!(left <= new.burst().saturating_sub(used));
+            prop_assert!(left >= new.burst().saturating_sub(used + 1));
+        }
+    }
+
+    #[test]
+    fn nobody_owes_more_than_another_burst(
+        start in starts(), limit in limits(), trace in unsteady(), new in limits()
+    ) {
+        for mut bucket in lived(start, limit, &trace) {
+            // The clock of a bucket that was stepped back has to catch up first.
+            bucket.now = bucket.now.max(Timestamp::from_micros(1 << 52));
+            bucket.limit = new;
+            prop_assert!(bucket.peek().retry_after <= new.window());
+        }
+    }
+
+    #[test]
+    fn numbers_stay_exact(start in starts(), limit in limits(), trace in unsteady()) {
+        for mut bucket in new(start, limit) {
+            for step in &trace {
+                bucket.live(step);
+                prop_assert!(bucket.state.iter().all(|&word| word < EXACT), "{:?}", bucket);
+                prop_assert!(!bucket.exactly(u64::MAX).allowed());
+            }
+        }
+    }
+}
+
+fn within(bucket: &Bucket, taken: &[(u128, i128)]) -> Result<(), TestCaseError> {
+    let rate = bucket.limit.rate();
+    let burst = u128::from(bucket.limit.burst()) * u128::from(bursts(bucket));
+    for (i, &(from, _)) in taken.iter().enumerate() {
+        let mut sum = 0;
+        for &(to, net) in &taken[i..] {
+            sum += net;
+            let granted = u128::try_from(sum).unwrap_or(0) * rate.period().as_micros();
+            let most = burst * rate.period().as_micros() + u128::from(rate.count()) * (to - from);
+            prop_assert!(granted <= most, "{} in {} us: {:?}", sum, to - from, bucket);
+        }
+    }
+    Ok(())
+}

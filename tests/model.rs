@@ -1,0 +1,138 @@
+//! What the algorithms should decide, told as naively as possible: no units, no state, only the list of what
+//! was taken and given back, replayed from the start with fractions. Waits are searched for, not computed.
+//!
+//! Plain integers and no `use`, so that the tests of the algorithms and those of the stores can share it.
+
+/// `count` tokens each `period` microseconds, at most `burst` at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rule {
+    pub(crate) count: u64,
+    pub(crate) period: u64,
+    pub(crate) burst: u64,
+}
+
+/// A decision; times in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) allowed: bool,
+    pub(crate) granted: u64,
+    pub(crate) remaining: u64,
+    pub(crate) retry_after: u64,
+    pub(crate) reset_after: u64,
+}
+
+/// A token bucket: everything that ever happened to it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TokenBucket {
+    events: Vec<Event>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    at: u64,
+    rule: Rule,
+    taken: u64,
+    given_back: u64,
+}
+
+impl TokenBucket {
+    pub(crate) fn decide(&self, rule: Rule, now: u64, at_least: u64, at_most: u64) -> Answer {
+        let level = self.replay();
+        let used = level.at(rule, now);
+        let remaining = used.left(rule);
+        let fits = |level: Level| level.used + tokens(at_least, rule) <= tokens(rule.burst, rule);
+        let allowed = fits(used);
+        let granted = if allowed { remaining.min(at_most) } else { 0 };
+        let after = Level { used: used.used + tokens(granted, rule), ..used };
+        Answer {
+            allowed,
+            granted,
+            remaining: remaining - granted,
+            retry_after: first(|wait| fits(level.at(rule, now + wait))),
+            reset_after: first(|wait| after.at(rule, now + wait).used == 0),
+        }
+    }
+
+    pub(crate) fn take(&mut self, rule: Rule, now: u64, taken: u64) {
+        self.events.push(Event { at: now, rule, taken, given_back: 0 });
+    }
+
+    pub(crate) fn give_back(&mut self, rule: Rule, now: u64, tokens: u64) -> u64 {
+        let used = self.replay().at(rule, now).used / u128::from(rule.period);
+        let given_back = tokens.min(u64::try_from(used).unwrap());
+        if given_back > 0 {
+            self.events.push(Event { at: now, rule, taken: 0, given_back });
+        }
+        given_back
+    }
+
+    fn replay(&self) -> Level {
+        let new = Level { used: 0, period: 1, grain: 1, time: 0 };
+        self.events.iter().fold(new, |level, event| {
+            let level = level.at(event.rule, event.at);
+            let used = level.used + tokens(event.taken, event.rule) - tokens(event.given_back, event.rule);
+            Level { used, ..level }
+        })
+    }
+}
+
+/// What is used at a time: `used / period` tokens.
+#[derive(Clone, Copy, Debug)]
+struct Level {
+    used: u128,
+    period: u128,
+    /// The smallest part of a token that the rule can tell is `1 / grain`.
+    grain: u64,
+    time: u64,
+}
+
+impl Level {
+    /// What is still used at `now`, if `rule` has held since.
+    fn at(self, rule: Rule, now: u64) -> Self {
+        let (period, grain) = (u128::from(rule.period), grain(rule));
+        let used = if grain == self.grain {
+            self.used * period / self.period
+        } else {
+            // A part of a token that the new rate can not tell counts as a whole one.
+            self.used.div_ceil(self.period) * period
+        };
+        // Nobody owes more than one burst on top of a full one.
+        let used = used.min(2 * tokens(rule.burst, rule));
+        let back = u128::from(now.saturating_sub(self.time)) * u128::from(rule.count);
+        let used = used.saturating_sub(back);
+        // Time stands still while the clock is behind, except for a full bucket: it is like a new one.
+        let time = if used == 0 { now } else { now.max(self.time) };
+        Self { used, period, grain, time }
+    }
+
+    fn left(self, rule: Rule) -> u64 {
+        let left = tokens(rule.burst, rule).saturating_sub(self.used) / u128::from(rule.period);
+        u64::try_from(left).unwrap()
+    }
+}
+
+fn tokens(tokens: u64, rule: Rule) -> u128 {
+    u128::from(tokens) * u128::from(rule.period)
+}
+
+fn grain(rule: Rule) -> u64 {
+    let (mut a, mut b) = (rule.period, rule.count);
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    rule.period / a
+}
+
+/// The first time at which something comes true that then stays so.
+fn first(is_so: impl Fn(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (0, 1 << 55);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if is_so(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
