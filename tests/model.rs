@@ -58,7 +58,7 @@ impl TokenBucket {
     }
 
     pub(crate) fn give_back(&mut self, rule: Rule, now: u64, tokens: u64) -> u64 {
-        let used = self.replay().at(rule, now).used / u128::from(rule.period);
+        let used = self.replay().at(rule, now).used.div_ceil(u128::from(rule.period));
         let given_back = tokens.min(u64::try_from(used).unwrap());
         if given_back > 0 {
             self.events.push(Event { at: now, rule, taken: 0, given_back });
@@ -70,8 +70,8 @@ impl TokenBucket {
         let new = Level { used: 0, period: 1, grain: 1, time: 0 };
         self.events.iter().fold(new, |level, event| {
             let level = level.at(event.rule, event.at);
-            let used = level.used + tokens(event.taken, event.rule) - tokens(event.given_back, event.rule);
-            Level { used, ..level }
+            let used = level.used + tokens(event.taken, event.rule);
+            Level { used: used.saturating_sub(tokens(event.given_back, event.rule)), ..level }
         })
     }
 }

@@ -4,19 +4,14 @@
 //! store; whoever holds the state asks [`decide`](Algorithm::decide), and only if every bucket of a call
 //! allows it [`charge`](Algorithm::charge)s them.
 //!
-//! What holds for all of them is tested in one place, `algorithm/properties.rs`:
+//! What holds for all of them is tested in one place, `algorithm/tests/properties.rs`:
 //! a denied call is free; `retry_after` is exact; what `remaining` says still fits and one more does not;
 //! a bucket whose `reset_after` has passed is as good as new; in any interval at most
 //! `burst + rate x time` is granted; time never runs backwards in a bucket.
 
 #[cfg(test)]
-#[path = "../../tests/model.rs"]
-mod model;
-#[cfg(test)]
-mod properties;
+mod tests;
 mod token_bucket;
-#[cfg(test)]
-mod trace;
 
 use crate::limit::{Cost, Decision, Limit, State, Timestamp, Want};
 

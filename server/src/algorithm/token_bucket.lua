@@ -65,9 +65,9 @@ end
 
 local function refund(limit, state, now, cost)
   local missing, step = missing_now(limit, state, now)
-  local credited = math.min(cost, math.floor(missing / limit.scale))
+  local credited = math.min(cost, div_ceil(missing, limit.scale))
   if credited == 0 then return 0 end
-  state[1], state[2], state[3] = missing - units(limit, credited), now + step, limit.scale
+  state[1], state[2], state[3] = math.max(missing - units(limit, credited), 0), now + step, limit.scale
   return credited
 end
 

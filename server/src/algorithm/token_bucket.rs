@@ -58,11 +58,12 @@ fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
 
 fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {
     let (missing, step) = missing(limit, state, now);
-    let credited = Cost::new(cost.get().min(missing / limit.scale()));
+    // A part of a missing token makes room for a whole one: the bucket is full then, and no more than full.
+    let credited = Cost::new(cost.get().min(missing.div_ceil(limit.scale().get())));
     if credited == Cost::ZERO {
         return credited;
     }
-    *state = [missing - units(limit, credited), now.as_micros() + step, limit.scale().get()];
+    *state = [missing.saturating_sub(units(limit, credited)), now.as_micros() + step, limit.scale().get()];
     credited
 }
 
@@ -101,9 +102,9 @@ fn flow(limit: &Limit, units: u64, step: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::{self, Answer, Rule};
-    use super::super::trace::{Act, Bucket, limits, new, starts, unsteady};
     use super::*;
+    use crate::algorithm::tests::model::{self, Answer, Rule};
+    use crate::algorithm::tests::trace::{Act, Bucket, limits, new, starts, unsteady};
     use crate::limit::{Rate, micros};
     use Do::{Call, Change, Refund};
     use Then::{Denied, Left};
@@ -334,9 +335,11 @@ mod tests {
                 (0, Refund(3), Left(4)),
                 (0, Refund(3), Left(5)),
                 (0, Call(5), Left(0)),
-                // 4.5 are missing: four come back, the half still flows in.
-                (500 * MS, Refund(5), Left(4)),
-                (S, Call(5), Left(0)),
+                // 4.5 are missing: there is room for five, and no more than full.
+                (500 * MS, Refund(4), Left(4)),
+                (500 * MS, Refund(1), Left(5)),
+                (500 * MS, Call(5), Left(0)),
+                (500 * MS, Call(1), Denied(0, S)),
             ],
         );
     }

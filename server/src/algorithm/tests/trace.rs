@@ -1,6 +1,6 @@
 //! Random limits and random traces, and a bucket that lives through them.
 
-use super::{ALL, Algorithm};
+use crate::algorithm::{ALL, Algorithm};
 use crate::limit::{Cost, Decision, Limit, LimitError, Rate, State, Timestamp, Want, micros};
 use proptest::prelude::*;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use std::time::Duration;
 const END: u64 = 1 << 52;
 
 /// Any limit that can be, the slowest and fastest, smallest and largest included.
-pub(super) fn limits() -> impl Strategy<Value = Limit> {
+pub(in crate::algorithm) fn limits() -> impl Strategy<Value = Limit> {
     let burst = prop_oneof![3 => (any::<u64>(), 0..=30u32).prop_map(|(seed, bits)| below(seed, bits)), 1 => Just(u64::MAX)];
     (rates(), burst).prop_map(|(rate, burst)| limit(rate, burst))
 }
 
 /// The limit closest to that.
-pub(super) fn limit(rate: Rate, burst: u64) -> Limit {
+pub(in crate::algorithm) fn limit(rate: Rate, burst: u64) -> Limit {
     match Limit::new(rate, burst.max(1)) {
         Err(LimitError::Burst { most, .. }) => Limit::new(rate, most).unwrap(),
         limit => limit.unwrap(),
@@ -45,7 +45,7 @@ fn below(seed: u64, bits: u32) -> u64 {
 }
 
 /// Tokens: nothing, a few, many, all. Whoever uses them cuts them to the burst.
-pub(super) fn amounts() -> impl Strategy<Value = u64> {
+pub(in crate::algorithm) fn amounts() -> impl Strategy<Value = u64> {
     prop_oneof![
         3 => 0..4u64,
         2 => (any::<u64>(), 0..=30u32).prop_map(|(seed, bits)| below(seed, bits)),
@@ -54,7 +54,7 @@ pub(super) fn amounts() -> impl Strategy<Value = u64> {
 }
 
 /// All or nothing, or a part.
-pub(super) fn wants() -> impl Strategy<Value = Want> {
+pub(in crate::algorithm) fn wants() -> impl Strategy<Value = Want> {
     let exactly = amounts().prop_map(|cost| Want::exactly(Cost::new(cost)));
     let partly = (amounts(), amounts())
         .prop_map(|(a, b)| Want { at_least: Cost::new(a.min(b)), at_most: Cost::new(a.max(b)) });
@@ -62,13 +62,13 @@ pub(super) fn wants() -> impl Strategy<Value = Want> {
 }
 
 /// When a trace begins.
-pub(super) fn starts() -> impl Strategy<Value = Timestamp> {
+pub(in crate::algorithm) fn starts() -> impl Strategy<Value = Timestamp> {
     prop_oneof![Just(0), Just(1_700_000_000_000_000), 0..=END].prop_map(Timestamp::from_micros)
 }
 
 /// How the clock moves between two calls; backwards if negative.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Tick {
+pub(in crate::algorithm) enum Tick {
     Micros(i64),
     /// In 32nds of the time in which an empty bucket refills.
     Window(i64),
@@ -85,7 +85,7 @@ fn ticks() -> impl Strategy<Value = Tick> {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Act {
+pub(in crate::algorithm) enum Act {
     Take(Want),
     Refund(u64),
     /// From now on another limit holds.
@@ -95,19 +95,19 @@ pub(super) enum Act {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
-    pub(super) tick: Tick,
-    pub(super) act: Act,
+pub(in crate::algorithm) struct Step {
+    pub(in crate::algorithm) tick: Tick,
+    pub(in crate::algorithm) act: Act,
 }
 
 /// Calls and refunds under one rule.
-pub(super) fn steady() -> impl Strategy<Value = Vec<Step>> {
+pub(in crate::algorithm) fn steady() -> impl Strategy<Value = Vec<Step>> {
     let act = prop_oneof![4 => wants().prop_map(Act::Take), 1 => amounts().prop_map(Act::Refund)];
     steps(act)
 }
 
 /// Calls and refunds while the rules change.
-pub(super) fn unsteady() -> impl Strategy<Value = Vec<Step>> {
+pub(in crate::algorithm) fn unsteady() -> impl Strategy<Value = Vec<Step>> {
     let act = prop_oneof![
         8 => wants().prop_map(Act::Take),
         2 => amounts().prop_map(Act::Refund),
@@ -123,15 +123,19 @@ fn steps(act: impl Strategy<Value = Act>) -> impl Strategy<Value = Vec<Step>> {
 
 /// A bucket with its own clock, asked and charged as the stores do.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bucket {
-    pub(super) algorithm: &'static Algorithm,
-    pub(super) limit: Limit,
-    pub(super) state: State,
-    pub(super) now: Timestamp,
+pub(in crate::algorithm) struct Bucket {
+    pub(in crate::algorithm) algorithm: &'static Algorithm,
+    pub(in crate::algorithm) limit: Limit,
+    pub(in crate::algorithm) state: State,
+    pub(in crate::algorithm) now: Timestamp,
 }
 
 /// A bucket of every algorithm that has lived through a trace.
-pub(super) fn lived(start: Timestamp, limit: Limit, trace: &[Step]) -> impl Iterator<Item = Bucket> {
+pub(in crate::algorithm) fn lived(
+    start: Timestamp,
+    limit: Limit,
+    trace: &[Step],
+) -> impl Iterator<Item = Bucket> {
     new(start, limit).map(move |mut bucket| {
         for step in trace {
             bucket.live(step);
@@ -141,23 +145,23 @@ pub(super) fn lived(start: Timestamp, limit: Limit, trace: &[Step]) -> impl Iter
 }
 
 /// A new bucket of every algorithm.
-pub(super) fn new(start: Timestamp, limit: Limit) -> impl Iterator<Item = Bucket> {
+pub(in crate::algorithm) fn new(start: Timestamp, limit: Limit) -> impl Iterator<Item = Bucket> {
     ALL.iter().map(move |algorithm| Bucket { algorithm, limit, state: State::default(), now: start })
 }
 
 impl Bucket {
     /// The same, as it will be.
-    pub(super) fn after(self, span: Duration) -> Self {
+    pub(in crate::algorithm) fn after(self, span: Duration) -> Self {
         Self { now: self.now.after(span), ..self }
     }
 
     /// The same, as it was.
-    pub(super) fn before(self, span: Duration) -> Self {
+    pub(in crate::algorithm) fn before(self, span: Duration) -> Self {
         let now = Timestamp::from_micros(self.now.as_micros() - micros(span));
         Self { now, ..self }
     }
 
-    pub(super) fn tick(&mut self, tick: Tick) {
+    pub(in crate::algorithm) fn tick(&mut self, tick: Tick) {
         let by = match tick {
             Tick::Micros(by) => by,
             Tick::Window(parts) => i64::try_from(micros(self.limit.window())).unwrap() / 32 * parts,
@@ -167,28 +171,28 @@ impl Bucket {
     }
 
     /// A want that this limit could ever satisfy.
-    pub(super) fn fitting(&self, want: Want) -> Want {
+    pub(in crate::algorithm) fn fitting(&self, want: Want) -> Want {
         let burst = Cost::new(self.limit.burst());
         Want { at_least: want.at_least.min(burst), at_most: want.at_most.min(burst) }
     }
 
-    pub(super) fn decide(&self, want: Want) -> Decision {
+    pub(in crate::algorithm) fn decide(&self, want: Want) -> Decision {
         (self.algorithm.decide)(&self.limit, &self.state, self.now, self.fitting(want))
     }
 
-    pub(super) fn exactly(&self, cost: u64) -> Decision {
+    pub(in crate::algorithm) fn exactly(&self, cost: u64) -> Decision {
         (self.algorithm.decide)(&self.limit, &self.state, self.now, Want::exactly(Cost::new(cost)))
     }
 
-    pub(super) fn peek(&self) -> Decision {
+    pub(in crate::algorithm) fn peek(&self) -> Decision {
         self.exactly(0)
     }
 
-    pub(super) fn charge(&mut self, cost: Cost) {
+    pub(in crate::algorithm) fn charge(&mut self, cost: Cost) {
         (self.algorithm.charge)(&self.limit, &mut self.state, self.now, cost);
     }
 
-    pub(super) fn take(&mut self, want: Want) -> Decision {
+    pub(in crate::algorithm) fn take(&mut self, want: Want) -> Decision {
         let decision = self.decide(want);
         if decision.granted > Cost::ZERO {
             self.charge(decision.granted);
@@ -196,12 +200,12 @@ impl Bucket {
         decision
     }
 
-    pub(super) fn refund(&mut self, cost: u64) -> u64 {
+    pub(in crate::algorithm) fn refund(&mut self, cost: u64) -> u64 {
         (self.algorithm.refund)(&self.limit, &mut self.state, self.now, Cost::new(cost)).get()
     }
 
     /// Lives through one step; the decision, if it was a call.
-    pub(super) fn live(&mut self, step: &Step) -> Option<Decision> {
+    pub(in crate::algorithm) fn live(&mut self, step: &Step) -> Option<Decision> {
         self.tick(step.tick);
         match step.act {
             Act::Take(want) => return Some(self.take(want)),

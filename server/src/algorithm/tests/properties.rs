@@ -1,9 +1,9 @@
 //! What holds for every algorithm, tried on random limits and traces.
 
-use super::ALL;
 use super::trace::{
     Act, Bucket, Step, Tick, amounts, limit, limits, lived, new, starts, steady, unsteady, wants,
 };
+use crate::algorithm::ALL;
 use crate::limit::{Cost, Timestamp};
 use proptest::prelude::*;
 use std::time::Duration;

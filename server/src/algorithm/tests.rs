@@ -1,0 +1,6 @@
+//! What tests of algorithms share: random traces, a naive model, and what holds for all of them.
+
+#[path = "../../../tests/model.rs"]
+pub(super) mod model;
+mod properties;
+pub(super) mod trace;
