@@ -4,9 +4,10 @@ use crate::clock::instant;
 use crate::lease;
 use crate::limit::{Cost, Decision, Reason, Want};
 use crate::name::{BucketName, LeaseId};
-use crate::request::{Borrow, Denial, Hit, Lease, NewLease, Request, Settlement, Strikes, Verdict};
+use crate::request::{Borrow, Denial, Hit, Lease, NewLease, Request, Return, Settlement, Strikes, Verdict};
 use crate::rules::{DEFAULT_CLASS, Limited, Rule, Rules};
 use crate::store::{Store, StoreError};
+use futures_util::future::try_join_all;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -63,21 +64,16 @@ impl Engine {
         }
     }
 
-    /// Can this be granted at all? Changes nothing.
-    ///
-    /// # Errors
-    /// No.
-    pub fn check_borrow(&self, request: &Borrow) -> Result<&Rule, Refusal> {
-        let rule = self.rule(&request.key, &request.class)?;
-        if request.n == 0 { Err(Refusal::NothingWished) } else { Ok(rule) }
-    }
-
     /// Takes tokens out of a bucket, for a gateway to spend on its own.
     ///
     /// # Errors
     /// The request can not be, or the store could not be asked.
     pub async fn borrow(&self, request: Borrow) -> Result<Lease, Refusal> {
-        let rule = self.check_borrow(&request)?;
+        let rule = self.rule(&request.key, &request.class)?;
+        if request.n == 0 {
+            return Err(Refusal::NothingWished);
+        }
+        try_join_all(request.returns.iter().map(|back| self.settle(back, request.deadline))).await?;
         let n = Cost::from(request.n);
         let Some(limited) = &rule.limited else { return Ok(lease::unlimited(n)) };
         in_time(request.deadline)?;
@@ -107,27 +103,32 @@ impl Engine {
     ///
     /// # Errors
     /// The store could not be asked.
-    pub async fn settle(&self, lease: &str, unused: u32, deadline: Option<Instant>) -> Result<Cost, Refusal> {
+    pub async fn settle(&self, back: &Return, deadline: Option<Instant>) -> Result<Cost, Refusal> {
         in_time(deadline)?;
-        let Some(id) = LeaseId::parse(lease) else { return Ok(Cost::ZERO) };
+        let Some(id) = LeaseId::parse(&back.lease_id) else { return Ok(Cost::ZERO) };
         let Some(Limited { limit, algorithm, .. }) =
             self.rules.class(&id.class()).and_then(|rule| rule.limited.clone())
         else {
             return Ok(Cost::ZERO);
         };
-        let settlement = Settlement { id, limit, algorithm, unused: unused.into() };
+        let settlement = Settlement { id, limit, algorithm, unused: back.unused.into() };
         Ok(self.store.settle(settlement, deadline).await?)
     }
 
     fn rule(&self, key: &str, class: &str) -> Result<&Rule, Refusal> {
+        let unknown = || Refusal::UnknownClass { class: shortened(class) };
+        let rule = self.rules.class(class).ok_or_else(unknown)?;
+        if rule.limited.is_none() {
+            // Always allowed, so no bucket is looked for under this key.
+            return Ok(rule);
+        }
         if key.is_empty() {
             return Err(Refusal::EmptyKey);
         }
         if key.len() > self.max_key_bytes {
             return Err(Refusal::KeyTooLong { bytes: key.len(), most: self.max_key_bytes });
         }
-        let unknown = || Refusal::UnknownClass { class: shortened(class) };
-        self.rules.class(class).map(AsRef::as_ref).ok_or_else(unknown)
+        Ok(rule)
     }
 
     async fn decide(&self, hit: Hit, deadline: Option<Instant>) -> Result<Decision, Refusal> {

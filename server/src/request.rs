@@ -31,8 +31,19 @@ pub struct Borrow {
     pub n: u32,
     /// Calls that the gateway denied by itself since it last asked.
     pub denied: u32,
+    /// Leases given back before this one is granted.
+    pub returns: Vec<Return>,
     /// After this nobody waits for the answer.
     pub deadline: Option<Instant>,
+}
+
+/// A lease given back.
+#[derive(Clone, Debug, Default)]
+pub struct Return {
+    /// Its name, as it was told.
+    pub lease_id: String,
+    /// Tokens that were not spent.
+    pub unused: u32,
 }
 
 /// One bucket of a call, and what is wished of it.

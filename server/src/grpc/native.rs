@@ -3,7 +3,7 @@
 use super::{deadline, status};
 use crate::engine::{Engine, Refusal};
 use crate::limit::Cost;
-use crate::request::{Borrow, Denial, Fallback, Lease, Request as Ask, Verdict};
+use crate::request::{Borrow, Denial, Fallback, Lease, Request as Ask, Return, Verdict};
 use crate::shed::{Gate, Place};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,11 @@ impl Native {
         if self.engine.exempt(class) {
             return Ok(None);
         }
-        self.gate.enter().map(Some).map_err(status::shed)
+        self.place().map(Some)
+    }
+
+    fn place(&self) -> Result<Place<'_>, Status> {
+        self.gate.enter().map_err(status::shed)
     }
 }
 
@@ -52,16 +56,15 @@ impl v1::rate_limiter_server::RateLimiter for Native {
     ) -> Result<Response<v1::BorrowResponse>, Status> {
         let deadline = deadline::of(&request);
         let v1::BorrowRequest { key, class, n, denied, returns, .. } = request.into_inner();
-        let _place = self.enter(&class)?;
+        // A class that is never limited asks the store nothing, but what is returned with it does.
+        let _place = if returns.is_empty() { self.enter(&class)? } else { Some(self.place()?) };
         if returns.len() > MOST_RETURNS {
             let refusal = Refusal::TooManyReturns { returns: returns.len(), most: MOST_RETURNS };
             return Err(status::refused(&refusal));
         }
-        let borrow = Borrow { key, class, n, denied, deadline };
-        self.engine.check_borrow(&borrow).map_err(|r| status::refused(&r))?;
-        for v1::ReturnRequest { lease_id, unused } in returns {
-            self.engine.settle(&lease_id, unused, deadline).await.map_err(|r| status::refused(&r))?;
-        }
+        let returns =
+            returns.into_iter().map(|r| Return { lease_id: r.lease_id, unused: r.unused }).collect();
+        let borrow = Borrow { key, class, n, denied, returns, deadline };
         let lease = self.engine.borrow(borrow).await.map_err(|r| status::refused(&r))?;
         Ok(Response::new(lease.into()))
     }
@@ -72,9 +75,9 @@ impl v1::rate_limiter_server::RateLimiter for Native {
     ) -> Result<Response<v1::ReturnResponse>, Status> {
         let deadline = deadline::of(&request);
         let v1::ReturnRequest { lease_id, unused } = request.into_inner();
-        let _place = self.gate.enter().map_err(status::shed)?;
-        let credited =
-            self.engine.settle(&lease_id, unused, deadline).await.map_err(|r| status::refused(&r))?;
+        let _place = self.place()?;
+        let back = Return { lease_id, unused };
+        let credited = self.engine.settle(&back, deadline).await.map_err(|r| status::refused(&r))?;
         Ok(Response::new(v1::ReturnResponse { credited: tokens(credited) }))
     }
 }
