@@ -163,7 +163,7 @@ async fn what_is_wrong_with_a_file_is_said_with_its_line() {
         serve.args(["--grpc", "127.0.0.1:0", "--config"]).arg(&path);
         let served = run(serve).await;
         fails(&served, &says);
-        assert_eq!(text(&served.stderr), text(&checked.stderr), "{case}");
+        assert_eq!(text(&served.stderr), format!("tollgate: {}", text(&checked.stderr)), "{case}");
         assert_eq!(text(&served.stdout), "", "{case}: no banner of a server that does not serve");
     }
 }

@@ -5,7 +5,7 @@ mod banner;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -51,12 +51,12 @@ struct Serve {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match arguments.command.unwrap_or(Command::Serve(arguments.serve)) {
-        Command::Serve(arguments) => serve(&arguments),
-        Command::Check { file } => check(&file),
-        Command::Ask(arguments) => ask::ask(&arguments),
+        Command::Serve(arguments) => serve(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Check { file } => Ok(check(&file)),
+        Command::Ask(arguments) => ask::ask(&arguments).map(|()| ExitCode::SUCCESS),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("tollgate: {error:#}");
             ExitCode::FAILURE
@@ -87,8 +87,16 @@ async fn serve(arguments: &Serve) -> anyhow::Result<()> {
     app.serve(listener, stop).await.map_err(anyhow::Error::from_boxed)
 }
 
-fn check(file: &std::path::Path) -> anyhow::Result<()> {
-    let config = Config::check(file)?;
-    println!("{}: valid, {} classes", file.display(), config.rules.iter().count());
-    Ok(())
+/// What is wrong is told without this program's name before it, so that each line begins with a place.
+fn check(file: &Path) -> ExitCode {
+    match Config::check(file) {
+        Ok(config) => {
+            println!("{}: valid, {} classes", file.display(), config.rules.iter().count());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }

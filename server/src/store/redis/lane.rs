@@ -122,6 +122,7 @@ impl Lane {
         match self.pool.get().await {
             Ok(connection) => Ok(Held { connection, generation }),
             Err(PoolError::Timeout(_)) => Err(StoreError::Timeout(self.deadline)),
+            Err(PoolError::Backend(error)) => Err(lost(&error)),
             Err(error) => Err(StoreError::Unreachable(error.to_string())),
         }
     }
