@@ -15,10 +15,12 @@ local function strike(penalty, record, now, more)
   local count = math.min(before + more, MOST_STRIKES)
   local span = block(penalty, count)
   local life = math.max(penalty.window, 2 * span)
+  local ends = 0
+  if span > 0 then ends = now + span end
   return {
     count = count,
     forgotten = now + life,
-    blocked_until = math.max(record.blocked_until, now + span),
+    blocked_until = math.max(record.blocked_until, ends),
   }
 end
 

@@ -77,10 +77,12 @@ impl Penalty {
         let count = before.saturating_add(more);
         let block = self.block(count);
         let life = micros(self.window).max(2 * micros(block));
+        // A strike that leads to no block leaves no end of one: after a clock stepped back it would be ahead.
+        let ends = if block.is_zero() { Timestamp::default() } else { now.after(block) };
         Record {
             count,
             forgotten: now.after(Duration::from_micros(life)),
-            blocked_until: record.blocked_until.max(now.after(block)),
+            blocked_until: record.blocked_until.max(ends),
         }
     }
 
@@ -170,6 +172,12 @@ mod tests {
         assert_eq!(record.count, 3);
         assert_eq!(login().strike(record, at(7198 + 3599), 1).count, 4);
         assert_eq!(login().strike(record, at(7198 + 3600), 1).count, 1);
+    }
+
+    #[test]
+    fn a_strike_that_is_forgiven_shuts_nobody_out_when_the_clock_steps_back() {
+        let record = login().strike(Record::default(), Timestamp::from_micros(5_000_000), 1);
+        assert!(record.blocked_until <= Timestamp::from_micros(4_000_000), "{record:?}");
     }
 
     #[test]
