@@ -151,8 +151,11 @@ impl Shard {
         };
         let unused = settlement.unused.min(outstanding);
         let credited = (algorithm.refund)(limit, &mut bucket.state, now, unused);
-        let left = (algorithm.decide)(limit, &bucket.state, now, Want::exactly(Cost::ZERO));
-        self.buckets.put(name, bucket, now.after(left.reset_after), now);
+        // Nothing came back, so nothing changes; under a rule that has changed, even the end would.
+        if credited > Cost::ZERO {
+            let left = (algorithm.decide)(limit, &bucket.state, now, Want::exactly(Cost::ZERO));
+            self.buckets.put(name, bucket, now.after(left.reset_after), now);
+        }
         credited
     }
 
@@ -195,5 +198,44 @@ impl Store for Memory {
 
     async fn ping(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::ALL;
+    use crate::limit::{Limit, Rate};
+    use crate::name::{BucketName, LeaseId};
+    use crate::request::NewLease;
+    use std::time::Duration;
+
+    #[test]
+    fn a_lease_that_gives_nothing_back_leaves_the_bucket_its_end() {
+        let limit = |seconds| Limit::new(Rate::new(1, Duration::from_secs(seconds)).unwrap(), 1).unwrap();
+        let clock = Clock::manual(Timestamp::from_micros(1_000_000));
+        let memory = Memory::new(10, clock.clone());
+        let algorithm = &ALL[0];
+        let bucket = BucketName::new("key", "class");
+        let id = LeaseId::fresh(&bucket);
+        let hit = |cost, limit, lease| Hit {
+            bucket: bucket.clone(),
+            limit,
+            algorithm,
+            want: Want::exactly(Cost::new(cost)),
+            shadow: false,
+            strikes: None,
+            lease,
+        };
+        let lease = NewLease { id: id.clone(), valid_for: Duration::from_secs(9) };
+        let taken = memory.decide_now(&[hit(1, limit(1), Some(lease))]);
+        assert_eq!(taken.first().unwrap().reset_after, Duration::from_secs(1));
+
+        // The rule has changed to a slower one since.
+        let settlement = Settlement { id, limit: limit(100), algorithm, unused: Cost::ZERO };
+        assert_eq!(memory.settle_now(&settlement), Cost::ZERO);
+        clock.set(Timestamp::from_micros(2_000_000));
+        let then = memory.decide_now(&[hit(0, limit(100), None)]);
+        assert_eq!(then.first().unwrap().remaining, 1, "it was as good as new after a second");
     }
 }
