@@ -7,13 +7,22 @@
     reason = "a test says no by a panic"
 )]
 
+mod atomicity;
+mod differential;
 mod errors;
 mod fault;
 mod grpcurl;
 mod integration;
+mod keys;
+mod leases;
+mod model;
+mod naive;
 mod process;
+mod replay;
 mod replay_grpc;
 mod rig;
+mod script;
+mod stores;
 mod support;
 mod tidy;
 mod traffic;

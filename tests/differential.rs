@@ -1,0 +1,237 @@
+//! Every store gives the same decisions: memory, Redis on each engine, and a naive model, on random traces.
+//!
+//! Each trace, and each step of shrinking one, has keys of its own, so that one Redis serves all of them.
+//!
+//! Synthetic time ends no key of a Redis, so what has ended is dropped by hand: leases always, buckets where
+//! rules change (elsewhere a bucket that has ended must read like a new one, dropped or not). And when the
+//! clock steps back, it stays behind what has ended: no store promises to bring that back.
+
+mod traces;
+
+use crate::naive::{Naive, micros};
+use crate::stores::{Ask, START, Tested, kinds, memory};
+use crate::support::Redis;
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::{Client, cmd};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, FileFailurePersistence, TestCaseResult, TestRunner};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tollgate_server::algorithm::ALL;
+use tollgate_server::clock::Clock;
+use tollgate_server::limit::{Cost, Decision, Timestamp, Want};
+use tollgate_server::request::Strikes;
+use tollgate_server::store::Store;
+use traces::{Amount, RuleSpec, Shift, Step, Trace, Unused, Wish, traces};
+
+#[test]
+fn every_store_gives_the_same_decisions() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let bench = runtime.block_on(Bench::new());
+    let mut config = Config {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/regressions/differential.txt"
+        )))),
+        max_shrink_iters: 5_000,
+        ..Config::default()
+    };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = 300;
+    }
+    let run = |trace: Trace| runtime.block_on(bench.run(&trace));
+    TestRunner::new(config).run(&traces(ALL.len()), run).unwrap_or_else(|why| panic!("{why}"));
+}
+
+const KEYS: [&str; 3] = ["a", "a:b", "{ä}%"];
+const CLASSES: [&str; 3] = ["c", "b:c", "read it"];
+
+/// What all traces run on.
+struct Bench {
+    clock: Clock,
+    redis: Vec<(Tested, MultiplexedConnection)>,
+    cases: AtomicU64,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let clock = Clock::manual(START);
+        let mut redis = Vec::new();
+        for kind in kinds() {
+            let tested = kind.start(&clock).await;
+            let Some(url) = tested.redis.as_ref().map(Redis::url) else { continue };
+            let connection = Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+            redis.push((tested, connection));
+        }
+        Self { clock, redis, cases: AtomicU64::new(0) }
+    }
+
+    async fn run(&self, trace: &Trace) -> TestCaseResult {
+        let case = self.cases.fetch_add(1, Ordering::Relaxed);
+        let mut run = Run {
+            bench: self,
+            prefix: format!("{case}/"),
+            memory: memory(&self.clock),
+            naive: Naive::default(),
+            now: START.as_micros(),
+
+            rules: trace.rules.clone(),
+            rules_change: trace.steps.iter().any(|(step, _)| matches!(step, Step::Change { .. })),
+            leases: Vec::new(),
+            left: HashMap::new(),
+            last: Vec::new(),
+        };
+        for (step, shift) in &trace.steps {
+            run.step(step).await?;
+            run.shift(*shift);
+        }
+        Ok(())
+    }
+}
+
+/// One trace, and where it is.
+struct Run<'b> {
+    bench: &'b Bench,
+    prefix: String,
+    memory: Arc<dyn Store>,
+    naive: Naive,
+    now: u64,
+
+    rules: Vec<RuleSpec>,
+    rules_change: bool,
+    /// Leases that were asked for, granted or not.
+    leases: Vec<(Ask, usize)>,
+    /// What was last said to be left in a bucket.
+    left: HashMap<(usize, usize), u64>,
+    /// The last decisions.
+    last: Vec<Decision>,
+}
+
+impl Run<'_> {
+    async fn step(&mut self, step: &Step) -> TestCaseResult {
+        self.bench.clock.set(Timestamp::from_micros(self.now));
+        self.drop_ended().await;
+        match step {
+            Step::Call(wishes) => self.call(wishes).await,
+            Step::Settle { which, unused } if !self.leases.is_empty() => {
+                let (mut ask, class) = self.leases[which.index(self.leases.len())].clone();
+                // As it is now, not as it was when the tokens were taken.
+                ask.limit = self.rules[class].limit;
+                ask.algorithm = &ALL[self.rules[class].algorithm];
+                self.settle(&ask, *unused).await
+            }
+            Step::Settle { unused, .. } | Step::SettleUnknown { unused } => {
+                let rule = &self.rules[0];
+                let never = Ask::new(&format!("{}{}", self.prefix, KEYS[0]), CLASSES[0], rule.limit, 1);
+                let never = never.by(&ALL[rule.algorithm]).leased(1, Duration::from_secs(1));
+                self.settle(&never, *unused).await
+            }
+            Step::Change { class, rule } => {
+                self.rules[*class] = rule.clone();
+                Ok(())
+            }
+        }
+    }
+
+    async fn call(&mut self, wishes: &[Wish]) -> TestCaseResult {
+        let mut seen = HashSet::new();
+        let wishes: Vec<_> = wishes.iter().filter(|wish| seen.insert((wish.key, wish.class))).collect();
+        let asks: Vec<_> = wishes.iter().map(|wish| self.ask(wish)).collect();
+
+        let expected = self.naive.decide(&asks, self.now);
+        let hits = || asks.iter().map(Ask::hit).collect::<Vec<_>>();
+        let of_memory = self.memory.decide(hits(), None).await.unwrap();
+        prop_assert_eq!(&of_memory, &expected, "memory at {}, asked {:#?}", self.now, asks);
+        for (tested, _) in &self.bench.redis {
+            let of_redis = tested.store.decide(hits(), None).await.unwrap();
+            prop_assert_eq!(&of_redis, &expected, "{} at {}, asked {:#?}", tested.name, self.now, asks);
+        }
+
+        for (wish, decision) in wishes.iter().zip(&expected) {
+            self.left.insert((wish.key, wish.class), decision.remaining);
+        }
+        let leases = wishes.iter().zip(asks).filter(|(_, ask)| ask.lease.is_some());
+        self.leases.extend(leases.map(|(wish, ask)| (ask, wish.class)));
+        self.last = expected;
+        Ok(())
+    }
+
+    async fn settle(&mut self, ask: &Ask, unused: Unused) -> TestCaseResult {
+        let unused = match unused {
+            Unused::Some(some) => some % (ask.want.at_most.get() + 2),
+            Unused::Nothing => 0,
+            Unused::Everything => ask.want.at_most.get(),
+            Unused::More => u32::MAX.into(),
+        };
+        let expected = Cost::new(self.naive.settle(ask, unused, self.now));
+        let of_memory = self.memory.settle(ask.settlement(unused), None).await.unwrap();
+        prop_assert_eq!(of_memory, expected, "memory at {}, {} of {:#?}", self.now, unused, ask);
+        for (tested, _) in &self.bench.redis {
+            let of_redis = tested.store.settle(ask.settlement(unused), None).await.unwrap();
+            prop_assert_eq!(of_redis, expected, "{} at {}, {} of {:#?}", tested.name, self.now, unused, ask);
+        }
+        Ok(())
+    }
+
+    fn ask(&self, wish: &Wish) -> Ask {
+        let rule = &self.rules[wish.class];
+        let left = self.left.get(&(wish.key, wish.class)).copied().unwrap_or(rule.limit.burst());
+        let tokens = |amount: Amount| match amount {
+            Amount::None => 0,
+            Amount::One => 1,
+            Amount::Burst => rule.limit.burst(),
+            Amount::Left => left,
+            Amount::OneMoreThanLeft => left + 1,
+            Amount::Some(some) => some % (rule.limit.burst() + 1),
+            Amount::Any => u32::MAX.into(),
+        };
+        // More than the burst is refused before it comes to a store.
+        let at_least = tokens(wish.at_least).min(rule.limit.burst());
+        let at_most = wish.at_most.map_or(at_least, |most| tokens(most).max(at_least));
+        let ask = Ask::new(&format!("{}{}", self.prefix, KEYS[wish.key]), CLASSES[wish.class], rule.limit, 0);
+        let strikes =
+            rule.penalty.map(|penalty| Strikes { penalty, reported: wish.reported, on_denial: wish.counts });
+        let want = Want { at_least: Cost::new(at_least), at_most: Cost::new(at_most) };
+        let ask = Ask { want, shadow: rule.shadow, strikes, ..ask.by(&ALL[rule.algorithm]) };
+        match wish.lease {
+            Some(valid_for) => ask.leased(at_most, valid_for),
+            None => ask,
+        }
+    }
+
+    fn shift(&mut self, shift: Shift) {
+        let seen = |which: prop::sample::Index| {
+            let decision = (!self.last.is_empty()).then(|| self.last[which.index(self.last.len())]);
+            decision.map_or((0, 0), |d| (micros(d.retry_after), micros(d.reset_after)))
+        };
+        // Not so far that a later one would leave the numbers that a double holds exactly.
+        let near = |span: u64| span.min(1 << 46);
+        self.now = match shift {
+            Shift::None => self.now,
+            Shift::Forward(span) => self.now + span,
+            Shift::Window { class, share } => {
+                self.now + near(micros(self.rules[class].limit.window())) / 1_000 * u64::from(share)
+            }
+            Shift::Retry { which, early } => self.now + near(seen(which).0).saturating_sub(early),
+            Shift::Reset { which, early } => self.now + near(seen(which).1).saturating_sub(early),
+            // Not behind what has ended.
+            Shift::Back(span) => self.now.saturating_sub(span),
+        };
+    }
+
+    async fn drop_ended(&mut self) {
+        let ended = self.naive.forget(self.now);
+        self.now = self.now.max(self.naive.ended);
+        self.bench.clock.set(Timestamp::from_micros(self.now));
+        let gone = ended.iter().filter(|name| self.rules_change || name.starts_with("lease:"));
+        let gone: Vec<_> = gone.map(|name| format!("rl:{name}")).collect();
+        if gone.is_empty() {
+            return;
+        }
+        for (_, connection) in &self.bench.redis {
+            cmd("DEL").arg(&gone).exec_async(&mut connection.clone()).await.unwrap();
+        }
+    }
+}

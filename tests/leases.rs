@@ -1,0 +1,356 @@
+//! The bounds that leases keep, on every store: I1 and I2 (no more is admitted than without them), I5 (nothing
+//! is ever minted), I6 (a Redis that was lost is owed nothing).
+
+use crate::naive::micros;
+use crate::stores::{Ask, START, Tested, at_once, each, kinds, left, limit, memory, once};
+use crate::support::eventually;
+use deadpool_redis::redis::Value;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, FileFailurePersistence, TestCaseResult, TestRunner};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tollgate_server::algorithm::ALL;
+use tollgate_server::clock::Clock;
+use tollgate_server::engine::Engine;
+use tollgate_server::limit::{Cost, Limit, Rate, Timestamp, Want};
+use tollgate_server::name::LeaseId;
+use tollgate_server::request::{Borrow, Return, Settlement};
+use tollgate_server::rules::{Limited, Rule, Rules};
+use tollgate_server::store::Store;
+
+/// What gateways do with one bucket.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Ask { cost: u64 },
+    Borrow { gateway: usize, n: u64, valid_for: u64 },
+    Spend { gateway: usize, n: u64 },
+    Return { gateway: usize },
+    Wait(u64),
+}
+
+const GATEWAYS: usize = 5;
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let gateway = || 0..GATEWAYS;
+    let act = prop_oneof![
+        3 => (1..6u64).prop_map(|cost| Act::Ask { cost }),
+        4 => (gateway(), 1..15u64, 1..3_000_000u64)
+            .prop_map(|(gateway, n, valid_for)| Act::Borrow { gateway, n, valid_for }),
+        5 => (gateway(), 1..10u64).prop_map(|(gateway, n)| Act::Spend { gateway, n }),
+        2 => gateway().prop_map(|gateway| Act::Return { gateway }),
+        4 => (0..1_500_000u64).prop_map(Act::Wait),
+        1 => (0..60_000_000u64).prop_map(Act::Wait),
+    ];
+    prop::collection::vec(act, 1..80)
+}
+
+fn small_limits() -> impl Strategy<Value = Limit> {
+    (1..=30u64, 1..=20_000_000u64, 1..=40u64).prop_map(|(count, period, burst)| {
+        Limit::new(Rate::new(count, Duration::from_micros(period.max(count))).unwrap(), burst).unwrap()
+    })
+}
+
+#[test]
+fn with_leases_out_no_more_is_admitted_than_without() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let clock = Clock::manual(START);
+    let stores = runtime.block_on(each(&clock));
+    let cases = AtomicU64::new(0);
+    let config = Config {
+        cases: 100,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/regressions/leases.txt"
+        )))),
+        max_shrink_iters: 2_000,
+        ..Config::default()
+    };
+    let run = |(limit, acts): (Limit, Vec<Act>)| -> TestCaseResult {
+        for tested in &stores {
+            let key = format!("case {}", cases.fetch_add(1, Ordering::Relaxed));
+            runtime.block_on(live(tested, &clock, Ask::new(&key, "c", limit, 1), &acts))?;
+        }
+        Ok(())
+    };
+    TestRunner::new(config).run(&(small_limits(), acts()), run).unwrap_or_else(|why| panic!("{why}"));
+}
+
+/// A lease, and what its gateway has not yet spent of it.
+struct Held {
+    ask: Ask,
+    unspent: u64,
+    ends: u64,
+}
+
+fn lease_key(ask: &Ask) -> String {
+    format!("rl:lease:{}", ask.lease.as_ref().unwrap().id)
+}
+
+/// How things stood at some time.
+struct Stand {
+    at: u64,
+    admitted: u64,
+    outstanding: u64,
+}
+
+async fn live(tested: &Tested, clock: &Clock, bucket: Ask, acts: &[Act]) -> TestCaseResult {
+    let (store, name) = (&*tested.store, &tested.name);
+    let mut now = START.as_micros();
+    let mut held: Vec<Vec<Held>> = std::iter::repeat_with(Vec::new).take(GATEWAYS).collect();
+    let mut admitted = 0;
+    let mut stands = vec![Stand { at: now, admitted: 0, outstanding: 0 }];
+    for act in acts {
+        clock.set(Timestamp::from_micros(now));
+        match *act {
+            Act::Ask { cost } => {
+                let cost = cost.min(bucket.limit.burst());
+                let want = Want::exactly(Cost::new(cost));
+                admitted += Ask { want, ..bucket.clone() }.of(store).await.granted.get();
+            }
+            Act::Borrow { gateway, n, valid_for } => {
+                let ask = bucket.clone().leased(n, Duration::from_micros(valid_for));
+                let unspent = ask.of(store).await.granted.get();
+                held[gateway].push(Held { ask, unspent, ends: now + valid_for });
+            }
+            Act::Spend { gateway, n } => {
+                // What has ended is not spent any more.
+                let mut n = n;
+                for lease in held[gateway].iter_mut().filter(|lease| lease.ends > now) {
+                    let spent = n.min(lease.unspent);
+                    lease.unspent -= spent;
+                    n -= spent;
+                    admitted += spent;
+                }
+            }
+            Act::Return { gateway } => {
+                // In time or not.
+                for lease in held[gateway].drain(..) {
+                    if let Some(redis) = tested.redis.as_ref().filter(|_| lease.ends <= now) {
+                        // The time is not its own, so it can not end what has ended.
+                        redis.command(&["DEL", &lease_key(&lease.ask)]).await;
+                    }
+                    let settlement = lease.ask.settlement(lease.unspent);
+                    let credited = store.settle(settlement, None).await.unwrap().get();
+                    prop_assert!(credited <= lease.unspent, "{}: {} of {}", name, credited, lease.unspent);
+                }
+            }
+            Act::Wait(span) => now += span,
+        }
+        let alive = held.iter().flatten().filter(|lease| lease.ends > now);
+        let outstanding = alive.map(|lease| lease.unspent).sum();
+        stands.push(Stand { at: now, admitted, outstanding });
+        for since in &stands {
+            let rate = bucket.limit.rate();
+            let came = u128::from(now - since.at) * u128::from(rate.count());
+            let may =
+                u128::from(bucket.limit.burst() + since.outstanding) * u128::from(micros(rate.period()));
+            let did = u128::from(admitted - since.admitted) * u128::from(micros(rate.period()));
+            prop_assert!(
+                did <= may + came,
+                "{}: {} admitted in {} us, with {} outstanding at their start",
+                name,
+                admitted - since.admitted,
+                now - since.at,
+                since.outstanding
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn settle(store: &dyn Store, ask: &Ask, unused: u64) -> u64 {
+    store.settle(ask.settlement(unused), None).await.unwrap().get()
+}
+
+fn a_second() -> Duration {
+    Duration::from_secs(1)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_lease_that_many_return_at_once_is_settled_once() {
+    let clock = Clock::manual(START);
+    for tested in each(&clock).await {
+        for algorithm in ALL {
+            let lease =
+                Ask::new(&format!("{algorithm:?}"), "c", once(20), 1).by(algorithm).leased(10, a_second());
+            assert_eq!(lease.of(&*tested.store).await.granted.get(), 10);
+            let stores = [tested.store.clone(), tested.another()];
+            let returns = (0..64_usize).map(|n| {
+                let (store, lease) = (stores[n % 2].clone(), lease.clone());
+                async move { settle(&*store, &lease, 7).await }
+            });
+            let mut credited = at_once(returns).await;
+            credited.sort_unstable();
+            let (last, others) = credited.split_last().unwrap();
+            assert!(others.iter().all(|credited| *credited == 0), "{}: {credited:?}", tested.name);
+            // Some algorithms keep no room for what comes back.
+            assert!(*last <= 7, "{}: {credited:?}", tested.name);
+            if algorithm.name == "token_bucket" {
+                assert_eq!(*last, 7, "{}", tested.name);
+            }
+            assert_eq!(left(&*tested.store, &lease).await, 10 + last, "{algorithm:?} on {}", tested.name);
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_more_comes_back_than_is_out_and_than_there_is_room_for() {
+    let clock = Clock::manual(START);
+    for tested in each(&clock).await {
+        for algorithm in ALL {
+            clock.set(START);
+            let ask = |key| Ask::new(&format!("{algorithm:?} {key}"), "c", limit(1, 1, 10), 1).by(algorithm);
+            let what = format!("{algorithm:?} on {}", tested.name);
+
+            let much = ask("much").leased(4, a_second());
+            ask("much").of(&*tested.store).await;
+            assert_eq!(much.of(&*tested.store).await.granted.get(), 4, "{what}");
+            let credited = settle(&*tested.store, &much, u32::MAX.into()).await;
+            assert!(credited <= 4, "{what}: {credited} of 4");
+            assert!(left(&*tested.store, &much).await <= 9, "{what}");
+
+            // It fills up meanwhile.
+            let full = ask("full").leased(4, Duration::from_secs(60));
+            full.of(&*tested.store).await;
+            clock.set(START.after(Duration::from_secs(3)));
+            let credited = settle(&*tested.store, &full, 4).await;
+            assert!(left(&*tested.store, &full).await <= 10 && credited <= 4, "{what}: {credited}");
+            if algorithm.name == "token_bucket" {
+                assert_eq!(credited, 1, "{what}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_lease_of_ours_is_worth_nothing() {
+    let clock = Clock::manual(START);
+    for tested in each(&clock).await {
+        let lease = Ask::new("k", "c", once(20), 1).leased(10, a_second());
+        let other = Ask::new("other", "c", once(20), 1).leased(10, a_second());
+        lease.of(&*tested.store).await;
+        other.of(&*tested.store).await;
+        let id = lease.lease.as_ref().unwrap().id.to_string();
+        let nonce = id.rsplit(':').next().unwrap();
+
+        // Never given out; of another key, class; spelt otherwise.
+        let never = Ask::new("k", "c", once(20), 1).leased(10, a_second());
+        assert_eq!(settle(&*tested.store, &never, 10).await, 0, "{}", tested.name);
+        for foreign in [
+            format!("{{other}}:c:{nonce}"),
+            format!("{{k}}:d:{nonce}"),
+            format!("{{%6B}}:c:{nonce}"),
+            format!("{{k}}:c:{}", nonce.to_uppercase().replace(char::is_numeric, "A")),
+        ] {
+            let id = LeaseId::parse(&foreign).unwrap();
+            let settlement = Settlement { id, ..lease.settlement(10) };
+            let credited = tested.store.settle(settlement, None).await.unwrap();
+            assert_eq!(credited, Cost::ZERO, "{}: {foreign}", tested.name);
+        }
+        assert_eq!(left(&*tested.store, &lease).await, 10, "{}", tested.name);
+        assert_eq!(
+            settle(&*tested.store, &lease, 10).await,
+            10,
+            "{}: the real one is as it was",
+            tested.name
+        );
+        assert_eq!(settle(&*tested.store, &other, 10).await, 10, "{}", tested.name);
+    }
+}
+
+fn engine(tested: &Tested) -> Engine {
+    let limited = Limited {
+        limit: once(20),
+        algorithm: &ALL[0],
+        cost: Cost::ONE,
+        sensitive: false,
+        penalty: None,
+        shadow: false,
+    };
+    let rules = Rules::new([Rule { class: "default".into(), limited: Some(limited) }]);
+    Engine::new(rules, tested.store.clone(), 512)
+}
+
+async fn give_back(engine: &Engine, lease: &str, unused: u32) -> Cost {
+    engine.settle(&Return { lease_id: lease.into(), unused }, None).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_return_of_anything_else_is_taken_and_credits_nothing() {
+    for tested in each(&Clock::manual(START)).await {
+        let engine = engine(&tested);
+        let borrow = Borrow { key: "k".into(), class: "c".into(), n: 10, ..Borrow::default() };
+        let lease = engine.borrow(borrow).await.unwrap().id.unwrap().to_string();
+        for garbage in [
+            String::new(),
+            "garbage".into(),
+            "k".into(),
+            "{k}:c".into(),
+            format!("{lease} "),
+            format!(" {lease}"),
+            format!("lease:{lease}"),
+            lease.replace('}', "%7D"),
+            lease[..lease.len() - 1].to_owned(),
+            format!("{lease}0"),
+            "\0".repeat(100),
+            "x".repeat(1 << 20),
+        ] {
+            let credited = give_back(&engine, &garbage, 10).await;
+            assert_eq!(credited, Cost::ZERO, "{}: {:.80}", tested.name, garbage);
+        }
+        assert_eq!(give_back(&engine, &lease, 3).await, Cost::new(3), "{}", tested.name);
+        assert_eq!(give_back(&engine, &lease, 3).await, Cost::ZERO, "{}: again", tested.name);
+    }
+}
+
+#[tokio::test]
+async fn a_lease_that_has_ended_is_worth_nothing() {
+    let clock = Clock::manual(START);
+    let in_memory = memory(&clock);
+    let lease = Ask::new("k", "c", once(20), 1).leased(10, a_second());
+    lease.of(&*in_memory).await;
+    clock.set(START.after(a_second()));
+    assert_eq!(settle(&*in_memory, &lease, 10).await, 0);
+    assert_eq!(left(&*in_memory, &lease).await, 10);
+
+    // A Redis ends it in its own time.
+    for kind in kinds() {
+        let tested = kind.start(&Clock::system()).await;
+        let Some(redis) = &tested.redis else { continue };
+        let lease = lease.clone().leased(10, Duration::from_millis(20));
+        assert_eq!(lease.of(&*tested.store).await.granted.get(), 10);
+        let name = lease_key(&lease);
+        eventually("the lease ends", async || {
+            (redis.command(&["EXISTS", &name]).await == Value::Int(0)).then_some(())
+        })
+        .await;
+        assert_eq!(settle(&*tested.store, &lease, 10).await, 0, "{}", tested.name);
+        assert_eq!(left(&*tested.store, &lease).await, 10, "{}", tested.name);
+    }
+}
+
+#[tokio::test]
+async fn a_redis_that_was_emptied_is_owed_nothing() {
+    for kind in kinds() {
+        let mut tested = kind.start(&Clock::system()).await;
+        let Some(mut redis) = tested.redis.take() else { continue };
+        let store: Arc<dyn Store> = tested.store.clone();
+        for restarted in [false, true] {
+            let ask = Ask::new("k", "c", once(20), 1);
+            let lease = ask.clone().leased(15, Duration::from_secs(600));
+            assert_eq!(lease.of(&*store).await.granted.get(), 15, "{}", tested.name);
+            if restarted {
+                redis.restart().await;
+            } else {
+                redis.command(&["FLUSHALL"]).await;
+            }
+            // The first calls may still find the old connections.
+            let taken = Ask::new("k", "c", once(20), 1);
+            eventually("it decides again", async || store.decide(vec![taken.hit()], None).await.ok()).await;
+            let before = left(&*store, &ask).await;
+            assert_eq!(settle(&*store, &lease, 15).await, 0, "{}, restarted: {restarted}", tested.name);
+            assert_eq!(left(&*store, &ask).await, before, "{}, restarted: {restarted}", tested.name);
+        }
+    }
+}
