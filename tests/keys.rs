@@ -1,6 +1,7 @@
 //! What is found in a real Redis: the names that the contract gives, one slot for all of a key, and an end to
 //! everything.
 
+use crate::naive::micros;
 use crate::stores::{Ask, START, Tested, config, kinds, left, limit, once};
 use crate::support::{Redis, engines, eventually};
 use deadpool_redis::redis::from_redis_value;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use tollgate_server::algorithm::ALL;
 use tollgate_server::clock::Clock;
 use tollgate_server::config::StoreConfig;
+use tollgate_server::limit::{Limit, Rate};
 use tollgate_server::penalty::Penalty;
 use tollgate_server::request::Strikes;
 use tollgate_server::store::{Store, connect};
@@ -181,6 +183,32 @@ async fn every_key_expires() {
         assert!(keys.len() > 6 * ODD.len(), "{}: {keys:?}", tested.name);
         for key in keys {
             assert!(number(redis, &["PTTL", &key]).await > 0, "{}: {key} stays for ever", tested.name);
+        }
+    }
+}
+
+/// Not a moment before the bucket is as good as new, since then it would give more than its limit, and no
+/// longer than it takes a clock of milliseconds.
+#[tokio::test]
+async fn a_bucket_ends_when_it_is_as_good_as_new() {
+    for tested in each_on_redis(&Clock::system()).await {
+        let redis = tested.redis.as_ref().unwrap();
+        let time = async || {
+            let (seconds, micros): (u64, u64) = from_redis_value(redis.command(&["TIME"]).await).unwrap();
+            seconds * 1_000_000 + micros
+        };
+        for n in 0..100_u64 {
+            // Whole milliseconds, and a little less and more.
+            let rate = Rate::new(1, Duration::from_micros(60_000_000 + n % 5 - 2)).unwrap();
+            let ask = Ask::new(&format!("key {n}"), "c", Limit::new(rate, 3).unwrap(), 1);
+            let before = time().await;
+            let reset_after = micros(ask.of(&*tested.store).await.reset_after);
+            let after = time().await;
+            let ends = number(redis, &["PEXPIRETIME", &format!("rl:{}", ask.bucket().as_str())]).await;
+            let ends = u64::try_from(ends).unwrap() * 1_000;
+            let (early, late) = (before + reset_after, after + reset_after + 1_000);
+            assert!(ends >= early, "{}: it ends {} us early", tested.name, early - ends);
+            assert!(ends <= late, "{}: it ends {} us late", tested.name, ends - late);
         }
     }
 }

@@ -36,7 +36,12 @@ local function whole(number)
 end
 
 local function put(key, value, micros)
-  redis.call('SET', key, value, 'PX', whole(math.max(div_ceil(micros, 1000), 1) + linger))
+  if linger > 0 then
+    redis.call('SET', key, value, 'PX', whole(div_ceil(micros, 1000) + linger))
+  else
+    -- The end rounded up, not the span: Redis adds a span to a whole millisecond that has begun before now.
+    redis.call('SET', key, value, 'PXAT', whole(div_ceil(now + micros, 1000)))
+  end
 end
 
 local function read_record(blocked_until, strikes)
