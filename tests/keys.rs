@@ -97,6 +97,18 @@ async fn names_are_those_of_the_contract() {
 }
 
 #[tokio::test]
+async fn a_strike_that_is_forgiven_files_no_block() {
+    for tested in each_on_redis(&Clock::system()).await {
+        let redis = tested.redis.as_ref().unwrap();
+        let ask = Ask { strikes: Some(strict(0)), ..Ask::new("alice", "read", once(5), 6) };
+        assert!(!ask.of(&*tested.store).await.allowed());
+        assert_eq!(keys(redis).await, ["rl:strikes:{alice}"], "{}", tested.name);
+        ask.of(&*tested.store).await;
+        assert_eq!(keys(redis).await, ["rl:block:{alice}", "rl:strikes:{alice}"], "{}", tested.name);
+    }
+}
+
+#[tokio::test]
 async fn another_prefix_is_another_world() {
     for engine in engines() {
         let redis = Redis::start(engine).await;

@@ -132,7 +132,7 @@ async fn everybody_gets_their_own_answer() {
     }
 }
 
-/// A call that fails inside the script fails alone.
+/// A call that fails inside the script fails alone, wherever in it that is.
 #[tokio::test]
 async fn a_key_that_holds_something_else_spoils_its_own_call_only() {
     for tested in each_on_redis().await {
@@ -140,18 +140,29 @@ async fn a_key_that_holds_something_else_spoils_its_own_call_only() {
         assert_eq!(command(&tested, &["SET", "rl:{spoilt}:c", "Å"]).await, "OK");
         let calls = (0..40).map(|n| {
             let store = tested.store.clone();
-            let key = if n % 4 == 0 { "spoilt".to_owned() } else { format!("key {n}") };
+            let hit = |key: &str| Ask::new(key, "c", once(5), 1).hit();
+            let spoilt = n % 4 == 0;
+            let mut hits = vec![hit(&format!("key {n}")), hit(&format!("other {n}"))];
+            if spoilt {
+                hits.insert(n % 3, hit("spoilt"));
+            }
             async move {
-                let decided = store.decide(vec![Ask::new(&key, "c", once(5), 1).hit()], None).await;
-                (key, decided.map(|decisions| decisions[0].remaining))
+                let decided = store.decide(hits, None).await;
+                (
+                    spoilt,
+                    decided.map(|decisions| decisions.iter().map(|one| one.remaining).collect::<Vec<_>>()),
+                )
             }
         });
-        for (key, remaining) in at_once(calls).await {
-            if key == "spoilt" {
+        for (n, (spoilt, remaining)) in at_once(calls).await.into_iter().enumerate() {
+            if spoilt {
                 assert!(matches!(remaining, Err(StoreError::Failed(_))), "{}: {remaining:?}", tested.name);
             } else {
-                assert_eq!(remaining, Ok(4), "{}: {key}", tested.name);
+                assert_eq!(remaining, Ok(vec![4, 4]), "{}: call {n}", tested.name);
             }
+            let untouched = if spoilt { 5 } else { 4 };
+            let ask = Ask::new(&format!("key {n}"), "c", once(5), 0);
+            assert_eq!(left(&*tested.store, &ask).await, untouched, "{}: call {n}", tested.name);
         }
     }
 }

@@ -95,7 +95,13 @@ pub(super) enum Shift {
 
 /// Traces by that many algorithms.
 pub(super) fn traces(algorithms: usize) -> impl Strategy<Value = Trace> {
-    let rules = prop::collection::vec(rules(algorithms), 3);
+    let rules = (prop::collection::vec(rules(algorithms), 3), prop::bool::weighted(0.3));
+    // Rules that differ in all but the limit are told apart too.
+    let rules = rules.prop_map(|(mut rules, alike)| {
+        let limit = rules[0].limit;
+        rules.iter_mut().filter(|_| alike).for_each(|rule| rule.limit = limit);
+        rules
+    });
     let steps = prop::collection::vec((steps(algorithms), shifts()), 1..40);
     (rules, steps).prop_map(|(rules, steps)| Trace { rules, steps })
 }
