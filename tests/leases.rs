@@ -267,6 +267,7 @@ fn engine(tested: &Tested) -> Engine {
         sensitive: false,
         penalty: None,
         shadow: false,
+        wait: true,
     };
     let rules = Rules::new([Rule { class: "default".into(), limited: Some(limited) }]);
     Engine::new(rules, tested.store.clone(), 512)

@@ -136,3 +136,122 @@ fn first(is_so: impl Fn(u64) -> bool) -> u64 {
     }
     low
 }
+
+/// Which of the grants count, in a window of so many microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "windows are compared with it where rules do not change: beside the algorithms")]
+pub(crate) enum Counted {
+    /// Those of the window that ends now.
+    Log,
+    /// Those since the last multiple of the window.
+    Fixed,
+    /// Those, and a share of the ones before, as if they had come evenly.
+    Sliding,
+}
+
+/// A list of what was granted, and when.
+#[derive(Clone, Debug)]
+pub(crate) struct Grants {
+    counted: Counted,
+    list: Vec<(u64, u64)>,
+    /// When it was last changed. A log does not keep that.
+    changed: u64,
+}
+
+impl Grants {
+    pub(crate) fn new(counted: Counted) -> Self {
+        Self { counted, list: vec![], changed: 0 }
+    }
+
+    pub(crate) fn decide(&self, rule: Rule, now: u64, at_least: u64, at_most: u64) -> Answer {
+        let used = self.used(rule, now);
+        let allowed = used + at_least <= rule.burst;
+        let remaining = rule.burst.saturating_sub(used);
+        let granted = if allowed { remaining.min(at_most) } else { 0 };
+        let mut after = self.clone();
+        after.take(rule, now, granted);
+        Answer {
+            allowed,
+            granted,
+            remaining: remaining - granted,
+            retry_after: first(|wait| self.used(rule, now + wait) + at_least <= rule.burst),
+            reset_after: first(|wait| after.used(rule, now + wait) == 0),
+        }
+    }
+
+    pub(crate) fn take(&mut self, rule: Rule, now: u64, taken: u64) {
+        if taken == 0 {
+            return;
+        }
+        self.forget(rule, now);
+        self.changed = self.time(now);
+        self.list.push((self.changed, taken));
+    }
+
+    pub(crate) fn give_back(&mut self, rule: Rule, now: u64, tokens: u64) -> u64 {
+        let (time, length) = (self.time(now), length(rule));
+        let may = |at: u64| match self.counted {
+            Counted::Log => at + length > time,
+            Counted::Fixed | Counted::Sliding => at / length == time / length,
+        };
+        let most: u64 = self.list.iter().filter(|(at, _)| may(*at)).map(|(_, tokens)| tokens).sum();
+        let given_back = tokens.min(most);
+        if given_back == 0 {
+            return 0;
+        }
+        self.forget(rule, now);
+        self.changed = time;
+        let mut left = given_back;
+        while left > 0 {
+            let (_, last) = self.list.last_mut().unwrap();
+            let some = left.min(*last);
+            (*last, left) = (*last - some, left - some);
+            if *last == 0 {
+                self.list.pop();
+            }
+        }
+        given_back
+    }
+
+    fn used(&self, rule: Rule, now: u64) -> u64 {
+        let (time, length) = (self.time(now), length(rule));
+        let sum = |counts: &dyn Fn(u64) -> bool| -> u64 {
+            self.list.iter().filter(|(at, _)| counts(*at)).map(|(_, tokens)| tokens).sum()
+        };
+        let this = sum(&|at| at / length == time / length);
+        match self.counted {
+            Counted::Log => sum(&|at| at + length > time),
+            Counted::Fixed => this,
+            Counted::Sliding => {
+                let before = sum(&|at| at / length + 1 == time / length);
+                let overlap = u128::from(before) * u128::from(length - time % length);
+                this + u64::try_from(overlap.div_ceil(u128::from(length))).unwrap()
+            }
+        }
+    }
+
+    /// Time stands still while the clock is behind.
+    fn time(&self, now: u64) -> u64 {
+        let last = match self.counted {
+            Counted::Log => self.list.last().map_or(0, |(at, _)| *at),
+            Counted::Fixed | Counted::Sliding => self.changed,
+        };
+        now.max(last)
+    }
+
+    /// What no longer counts is gone; if nothing counts, so is the time.
+    fn forget(&mut self, rule: Rule, now: u64) {
+        let (time, length) = (self.time(now), length(rule));
+        if self.used(rule, now) == 0 {
+            (self.list, self.changed) = (vec![], 0);
+        } else if self.counted == Counted::Log {
+            self.list.retain(|(at, _)| at + length > time);
+        }
+    }
+}
+
+/// The window in which a burst comes at the rate, in whole microseconds.
+fn length(rule: Rule) -> u64 {
+    let length = u128::from(rule.burst) * u128::from(rule.period);
+    u64::try_from(length.div_ceil(u128::from(rule.count))).unwrap()
+}

@@ -4,7 +4,7 @@
 //! It shares no arithmetic with the server for the algorithms that have a naive model in `model.rs`. Any other
 //! is asked itself, in Rust: then the comparison still holds memory, Lua and everything around to each other.
 
-use crate::model::{Answer, Rule, TokenBucket};
+use crate::model::{Answer, Counted, Grants, Rule, TokenBucket};
 use crate::stores::Ask;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -85,7 +85,7 @@ impl Naive {
                         }
                     }
                 }
-                None if held_up => *decision = self.bucket(ask).decide(&ask.limit, now, 0, 0),
+                None if held_up => *decision = self.look(ask, now, 0, 0),
                 None => self.take(ask, decision, now),
             }
         }
@@ -103,7 +103,13 @@ impl Naive {
         if let Some(ends) = self.blocks.get(&ask.key) {
             return Decision::blocked(Duration::from_micros(ends - now));
         }
-        self.bucket(ask).decide(&ask.limit, now, ask.want.at_least.get(), ask.want.at_most.get())
+        self.look(ask, now, ask.want.at_least.get(), ask.want.at_most.get())
+    }
+
+    fn look(&self, ask: &Ask, now: u64, at_least: u64, at_most: u64) -> Decision {
+        let decision = self.bucket(ask).decide(&ask.limit, now, at_least, at_most);
+        let other = self.buckets.get(&(ask.key.clone(), ask.class.clone()));
+        Decision { replaced: other.is_some_and(|other| other.algorithm != ask.algorithm.name), ..decision }
     }
 
     fn take(&mut self, ask: &Ask, decision: &Decision, now: u64) {
@@ -115,7 +121,13 @@ impl Naive {
         usage.take(&ask.limit, now, granted);
         self.file(ask, usage, now);
         if let Some(lease) = &ask.lease {
-            let ends = now + micros(lease.valid_for);
+            let valid_for = match ask.algorithm.name {
+                // What is left of a window is not for the next one.
+                "fixed_window" => lease.valid_for.min(decision.reset_after),
+                "leaky_bucket" => Duration::ZERO,
+                _ => lease.valid_for,
+            };
+            let ends = now + micros(valid_for);
             self.leases.insert(lease.id.to_string(), Lease { outstanding: granted, ends });
         }
     }
@@ -170,13 +182,17 @@ impl Naive {
 #[derive(Clone)]
 enum Usage {
     TokenBucket(TokenBucket),
+    Queue(TokenBucket),
+    Log(Grants),
     Told(&'static Algorithm, State),
 }
 
 impl Usage {
     fn new(algorithm: &'static Algorithm) -> Self {
         match algorithm.name {
-            "token_bucket" => Self::TokenBucket(TokenBucket::default()),
+            "token_bucket" | "gcra" => Self::TokenBucket(TokenBucket::default()),
+            "leaky_bucket" => Self::Queue(TokenBucket::default()),
+            "sliding_log" => Self::Log(Grants::new(Counted::Log)),
             _ => Self::Told(algorithm, State::default()),
         }
     }
@@ -184,6 +200,13 @@ impl Usage {
     fn decide(&self, limit: &Limit, now: u64, at_least: u64, at_most: u64) -> Decision {
         match self {
             Self::TokenBucket(bucket) => decision(bucket.decide(rule(limit), now, at_least, at_most)),
+            Self::Queue(queue) => {
+                let answer = queue.decide(rule(limit), now, at_least, at_most);
+                // One's turn is when all that came before is gone.
+                let wait = if answer.allowed { queue.decide(rule(limit), now, 0, 0).reset_after } else { 0 };
+                Decision { wait: Duration::from_micros(wait), ..decision(answer) }
+            }
+            Self::Log(log) => decision(log.decide(rule(limit), now, at_least, at_most)),
             Self::Told(algorithm, state) => {
                 let want = Want { at_least: Cost::new(at_least), at_most: Cost::new(at_most) };
                 (algorithm.decide)(limit, state, Timestamp::from_micros(now), want)
@@ -193,7 +216,8 @@ impl Usage {
 
     fn take(&mut self, limit: &Limit, now: u64, tokens: u64) {
         match self {
-            Self::TokenBucket(bucket) => bucket.take(rule(limit), now, tokens),
+            Self::TokenBucket(bucket) | Self::Queue(bucket) => bucket.take(rule(limit), now, tokens),
+            Self::Log(log) => log.take(rule(limit), now, tokens),
             Self::Told(algorithm, state) => {
                 (algorithm.charge)(limit, state, Timestamp::from_micros(now), Cost::new(tokens));
             }
@@ -202,7 +226,8 @@ impl Usage {
 
     fn give_back(&mut self, limit: &Limit, now: u64, tokens: u64) -> u64 {
         match self {
-            Self::TokenBucket(bucket) => bucket.give_back(rule(limit), now, tokens),
+            Self::TokenBucket(bucket) | Self::Queue(bucket) => bucket.give_back(rule(limit), now, tokens),
+            Self::Log(log) => log.give_back(rule(limit), now, tokens),
             Self::Told(algorithm, state) => {
                 (algorithm.refund)(limit, state, Timestamp::from_micros(now), Cost::new(tokens)).get()
             }
@@ -222,6 +247,7 @@ fn decision(answer: Answer) -> Decision {
         retry_after: Duration::from_micros(answer.retry_after),
         reset_after: Duration::from_micros(answer.reset_after),
         wait: Duration::ZERO,
+        replaced: false,
     }
 }
 

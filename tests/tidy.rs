@@ -304,7 +304,8 @@ impl Source {
     /// The algorithm that it tells in Rust.
     fn algorithm(&self) -> Option<&str> {
         let name = self.path.strip_prefix("server/src/algorithm/")?.strip_suffix(".rs")?;
-        (!self.is_test).then_some(name)
+        // What several share beside them is no algorithm.
+        (!self.is_test && self.text.contains(": Algorithm = Algorithm {")).then_some(name)
     }
 
     /// Whether it is Rust that becomes part of the programs.

@@ -4,16 +4,27 @@
 //! store; whoever holds the state asks [`decide`](Algorithm::decide), and only if every bucket of a call
 //! allows it [`charge`](Algorithm::charge)s them.
 //!
+//! An algorithm with windows takes `limit.burst()` tokens each `limit.window()`: at `100/m` 100 a minute, and
+//! with a burst of 200 beside it 200 each two minutes.
+//!
 //! What holds for all of them is tested in one place, `algorithm/tests/properties.rs`:
 //! a denied call is free; `retry_after` is exact; what `remaining` says still fits and one more does not;
 //! a bucket whose `reset_after` has passed is as good as new; in any interval at most
-//! `burst + rate x time` is granted; time never runs backwards in a bucket.
+//! `burst + rate x time` is granted (a fixed window: twice the burst); time never runs backwards in a bucket.
 
+mod fixed_window;
+mod gcra;
+mod leaky_bucket;
+mod level;
+mod sliding_log;
+mod sliding_window;
 #[cfg(test)]
 mod tests;
 mod token_bucket;
+mod window;
 
-use crate::limit::{Cost, Decision, Limit, State, Timestamp, Want};
+use crate::limit::{Cost, Decision, Limit, LimitError, State, Timestamp, Want};
+use std::time::Duration;
 
 /// One way to decide, as data.
 pub struct Algorithm {
@@ -22,18 +33,45 @@ pub struct Algorithm {
     /// What a stored state is marked with, so that a state of another algorithm is never misread.
     /// Never given twice, never changed.
     pub tag: u8,
+    /// Limits that only others can keep, or that would not fit the exact range.
+    pub check: fn(&Limit) -> Result<(), LimitError>,
+    /// May its tokens be lent?
+    pub lending: Lending,
     /// What would become of a call now. Changes nothing.
     pub decide: fn(&Limit, &State, Timestamp, Want) -> Decision,
     /// Takes what `decide` granted at the same time.
     pub charge: fn(&Limit, &mut State, Timestamp, Cost),
     /// Gives tokens back; returns how many there was room for.
     pub refund: fn(&Limit, &mut State, Timestamp, Cost) -> Cost,
-    /// The same in Lua: a chunk that returns a table of these three functions.
+    /// The same in Lua: a chunk that returns a table of these three functions. It may use `div_ceil`, `whole`, `level`,
+    /// `window` and the tables of algorithms before it in [`ALL`].
     pub lua: &'static str,
 }
 
+/// May tokens be taken now and spent later?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lending {
+    /// For as long as a lease lasts.
+    Freely,
+    /// Until the bucket is as good as new: what is left of a window is not for the next one.
+    UntilReset,
+    /// Each call has its own turn.
+    Never,
+}
+
 /// Every algorithm there is, the default first.
-pub const ALL: &[Algorithm] = &[token_bucket::TOKEN_BUCKET];
+pub const ALL: &[Algorithm] = &[
+    token_bucket::TOKEN_BUCKET,
+    leaky_bucket::LEAKY_BUCKET,
+    fixed_window::FIXED_WINDOW,
+    sliding_log::SLIDING_LOG,
+    sliding_window::SLIDING_WINDOW,
+    gcra::GCRA,
+];
+
+/// What algorithms share in Lua, before all of them.
+pub(crate) const SHARED_LUA: &[(&str, &str)] =
+    &[("level", include_str!("algorithm/level.lua")), ("window", include_str!("algorithm/window.lua"))];
 
 impl Algorithm {
     /// The algorithm of that name.
@@ -46,10 +84,32 @@ impl Algorithm {
     pub fn names() -> impl Iterator<Item = &'static str> {
         ALL.iter().map(|algorithm| algorithm.name)
     }
+
+    /// How long tokens may be lent, of a bucket that is as good as new after `reset_after`.
+    #[must_use]
+    pub fn lend(&self, valid_for: Duration, reset_after: Duration) -> Duration {
+        match self.lending {
+            Lending::Freely => valid_for,
+            Lending::UntilReset => valid_for.min(reset_after),
+            Lending::Never => Duration::ZERO,
+        }
+    }
+
+    /// Does an allowed call have to wait for its turn?
+    #[must_use]
+    pub fn queues(&self) -> bool {
+        self.lending == Lending::Never
+    }
 }
 
 impl std::fmt::Debug for Algorithm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name)
     }
+}
+
+/// Takes every limit there is.
+#[expect(clippy::unnecessary_wraps, reason = "the signature of a check")]
+fn any_limit(_: &Limit) -> Result<(), LimitError> {
+    Ok(())
 }

@@ -82,6 +82,8 @@ pub struct StoreConfig {
     pub connections: usize,
     /// How many buckets memory holds at most.
     pub max_keys: usize,
+    /// How many bytes memory takes for them at most.
+    pub max_bytes: usize,
 }
 
 impl Default for StoreConfig {
@@ -92,6 +94,7 @@ impl Default for StoreConfig {
             deadline: Duration::from_millis(25),
             connections: 4,
             max_keys: 1_000_000,
+            max_bytes: 1 << 30,
         }
     }
 }
@@ -200,6 +203,7 @@ struct StoreMapping {
     deadline: Given<Scalar>,
     connections: Given<Scalar>,
     max_keys: Given<Scalar>,
+    max_bytes: Given<Scalar>,
 }
 
 enum StoreSettings {
@@ -285,6 +289,7 @@ fn store(given: &Given<StoreSettings>, report: &mut Report) -> StoreConfig {
             set(&mut store.deadline, at.get("deadline", &settings.deadline, setting::deadline));
             set(&mut store.connections, at.get("connections", &settings.connections, setting::connections));
             set(&mut store.max_keys, at.get("max_keys", &settings.max_keys, setting::max_keys));
+            set(&mut store.max_bytes, at.get("max_bytes", &settings.max_bytes, setting::max_bytes));
         }
     }
     store

@@ -8,6 +8,8 @@ use crate::request::{Borrow, Denial, Hit, Lease, NewLease, Request, Return, Sett
 use crate::rules::{DEFAULT_CLASS, Limited, Rule, Rules};
 use crate::store::{Store, StoreError};
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -17,13 +19,15 @@ pub struct Engine {
     rules: Rules,
     store: Arc<dyn Store>,
     max_key_bytes: usize,
+    /// Classes whose buckets were seen to start anew, as the log says once.
+    replaced: Mutex<BTreeSet<String>>,
 }
 
 impl Engine {
     /// Keys longer than `max_key_bytes` are refused.
     #[must_use]
     pub fn new(rules: Rules, store: Arc<dyn Store>, max_key_bytes: usize) -> Self {
-        Self { rules, store, max_key_bytes }
+        Self { rules, store, max_key_bytes, replaced: Mutex::default() }
     }
 
     /// Is this a call that is always allowed, whatever the load?
@@ -55,7 +59,7 @@ impl Engine {
             strikes: limited.strikes(0, cost > Cost::ZERO),
             lease: None,
         };
-        match self.decide(hit, request.deadline).await {
+        match self.decide(rule, hit, request.deadline).await {
             Ok(decision) => Ok(Verdict::of(rule, limited, &decision)),
             Err(Refusal::Store(_)) if limited.sensitive && !limited.shadow => {
                 Ok(Verdict::unavailable(rule, limited))
@@ -95,7 +99,7 @@ impl Engine {
             strikes: limited.strikes(request.denied, false),
             lease: id.clone().map(|id| NewLease { id, valid_for: lease::VALID_FOR }),
         };
-        let decision = self.decide(hit, request.deadline).await?;
+        let decision = self.decide(rule, hit, request.deadline).await?;
         Ok(lease::of(limited, &decision, id, leasable))
     }
 
@@ -131,10 +135,16 @@ impl Engine {
         Ok(rule)
     }
 
-    async fn decide(&self, hit: Hit, deadline: Option<Instant>) -> Result<Decision, Refusal> {
+    async fn decide(&self, rule: &Rule, hit: Hit, deadline: Option<Instant>) -> Result<Decision, Refusal> {
+        let algorithm = hit.algorithm;
         let decisions = self.store.decide(vec![hit], deadline).await?;
         let none = || StoreError::Failed("no decision".into());
-        Ok(decisions.into_iter().next().ok_or_else(none)?)
+        let decision = decisions.into_iter().next().ok_or_else(none)?;
+        if decision.replaced && self.replaced.lock().insert(rule.class.clone()) {
+            let class = &rule.class;
+            tracing::warn!("class {class:?} is decided by {algorithm:?} now: its buckets start anew");
+        }
+        Ok(decision)
     }
 }
 
@@ -178,7 +188,7 @@ impl Verdict {
             cost: decision.granted,
             retry_after: denied.map_or(Duration::ZERO, |_| decision.retry_after),
             reset_after: decision.reset_after,
-            wait: decision.wait,
+            wait: if limited.wait { decision.wait } else { Duration::ZERO },
             window: limited.limit.window(),
         }
     }

@@ -1,5 +1,6 @@
 //! How much of a bucket a gateway may take ahead, until when, and what it does without the service.
 
+use crate::algorithm::Lending;
 use crate::limit::{Cost, Decision};
 use crate::name::LeaseId;
 use crate::request::{Denial, Fallback, Lease};
@@ -9,10 +10,10 @@ use std::time::Duration;
 /// A block reaches a gateway when its lease ends, so leases are short.
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(1);
 
-/// May tokens of this class be spent elsewhere? Not if a denial must hold at once, and not if a gateway
-/// would enforce what is only to be watched.
+/// May tokens of this class be spent elsewhere? Not if a denial must hold at once, not if a gateway would
+/// enforce what is only to be watched, and not if each call has its turn.
 pub(crate) fn leasable(limited: &Limited) -> bool {
-    !limited.sensitive && !limited.shadow
+    !limited.sensitive && !limited.shadow && limited.algorithm.lending != Lending::Never
 }
 
 pub(crate) fn of(limited: &Limited, decision: &Decision, id: Option<LeaseId>, leasable: bool) -> Lease {
@@ -21,7 +22,11 @@ pub(crate) fn of(limited: &Limited, decision: &Decision, id: Option<LeaseId>, le
     Lease {
         id: id.filter(|_| taken),
         granted,
-        valid_for: if taken { VALID_FOR } else { Duration::ZERO },
+        valid_for: if taken {
+            limited.algorithm.lend(VALID_FOR, decision.reset_after)
+        } else {
+            Duration::ZERO
+        },
         limit: limited.limit.burst(),
         remaining: decision.remaining,
         denied: decision.denied.map(Denial::from),

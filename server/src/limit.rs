@@ -3,6 +3,7 @@
 //! Everything here is an integer and nothing here knows a clock. All numbers that reach an algorithm stay
 //! below 2^53, because the same arithmetic runs in Redis, where a number is a double.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ const EXACT: u64 = 1 << 53;
 
 /// What the arithmetic of one bucket may reach. A bucket can owe as much again as it holds, and both have
 /// to stay below that.
-const MAX_UNITS: u64 = (EXACT - 1) / 2;
+pub(crate) const MAX_UNITS: u64 = (EXACT - 1) / 2;
 
 /// A point in time: microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -239,11 +240,62 @@ pub enum LimitError {
         /// The bound.
         most: u64,
     },
+    /// The burst is above what an algorithm that remembers every grant takes.
+    #[error("a burst of {burst}; a log remembers every grant and takes at most {most}: use sliding_window")]
+    Log {
+        /// What was asked for.
+        burst: u64,
+        /// The bound.
+        most: u64,
+    },
 }
 
-/// What a bucket remembers: a few integers below 2^53, which only its algorithm can read.
-/// All zeros is a bucket that is as good as new.
-pub type State = [u64; 3];
+/// A few integers below 2^53, which only the algorithm that wrote them can read.
+pub type Words = [u64; 5];
+
+/// What a bucket remembers. The default is a bucket that is as good as new.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Enough for most algorithms. All zeros is as good as new.
+    Words(Words),
+    /// Everything that was granted within the window.
+    Log(Box<Log>),
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::Words(Words::default())
+    }
+}
+
+impl State {
+    /// The words; of a log, those of a new bucket.
+    #[must_use]
+    pub fn words(&self) -> Words {
+        match self {
+            Self::Words(words) => *words,
+            Self::Log(_) => Words::default(),
+        }
+    }
+
+    /// Bytes kept beside the state itself.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Words(_) => 0,
+            Self::Log(log) => size_of::<Log>() + log.granted.capacity() * size_of::<(u64, u64)>(),
+        }
+    }
+}
+
+/// Grants in order of time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Log {
+    /// Tokens granted before those below.
+    pub forgotten: u64,
+    /// When something was granted, in microseconds since 1970, and all tokens granted until then.
+    pub granted: VecDeque<(u64, u64)>,
+}
 
 /// What a call wishes of a bucket: at least this, and if it is there up to that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,6 +338,8 @@ pub struct Decision {
     pub reset_after: Duration,
     /// How long an allowed call has to wait for its turn.
     pub wait: Duration,
+    /// The bucket was written by another algorithm, and so was taken for new.
+    pub replaced: bool,
 }
 
 impl Decision {
@@ -299,6 +353,7 @@ impl Decision {
             retry_after,
             reset_after: retry_after,
             wait: Duration::ZERO,
+            replaced: false,
         }
     }
 

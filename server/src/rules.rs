@@ -36,6 +36,8 @@ pub struct Limited {
     pub penalty: Option<Penalty>,
     /// Decided and counted, but not enforced.
     pub shadow: bool,
+    /// Where calls queue: are they told how long to wait for their turn? If not, the queue is a meter.
+    pub wait: bool,
 }
 
 /// All rules.

@@ -44,7 +44,7 @@ pub trait Store: Send + Sync {
 /// The address can not be used at all.
 pub fn connect(config: &StoreConfig, clock: Clock) -> Result<Arc<dyn Store>, StoreError> {
     Ok(match &config.url {
-        StoreUrl::Memory => Arc::new(memory::Memory::new(config.max_keys, clock)),
+        StoreUrl::Memory => Arc::new(memory::Memory::new(config.max_keys, config.max_bytes, clock)),
         StoreUrl::Redis(url) => Arc::new(redis::Redis::connect(url, config, &clock)?),
     })
 }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use std::ops::RangeInclusive;
 use std::time::Duration;
+use tollgate_server::algorithm::ALL;
 use tollgate_server::limit::{Limit, LimitError, Rate};
 use tollgate_server::penalty::Penalty;
 
@@ -108,8 +109,18 @@ pub(super) fn traces(algorithms: usize) -> impl Strategy<Value = Trace> {
 
 fn rules(algorithms: usize) -> impl Strategy<Value = RuleSpec> {
     let penalty = prop::option::of(penalties());
-    (limits(), 0..algorithms, penalty, prop::bool::weighted(0.15))
-        .prop_map(|(limit, algorithm, penalty, shadow)| RuleSpec { limit, algorithm, penalty, shadow })
+    (limits(), 0..algorithms, penalty, prop::bool::weighted(0.15)).prop_map(
+        |(limit, algorithm, penalty, shadow)| {
+            let limit = match (ALL[algorithm].check)(&limit) {
+                Ok(()) => limit,
+                Err(LimitError::Burst { most, .. } | LimitError::Log { most, .. }) => {
+                    Limit::new(limit.rate(), most).unwrap()
+                }
+                Err(error) => panic!("{error}"),
+            };
+            RuleSpec { limit, algorithm, penalty, shadow }
+        },
+    )
 }
 
 fn limits() -> impl Strategy<Value = Limit> {

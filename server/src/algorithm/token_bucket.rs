@@ -17,67 +17,43 @@
 //! Source: J. Turner, "New directions in communications (or which way to the information age?)", IEEE
 //! Communications Magazine 24(10), 1986, as a meter. Twin: `token_bucket.lua`.
 
-use super::Algorithm;
-use crate::limit::{Cost, Decision, Limit, Reason, State, Timestamp, Want};
-use std::time::Duration;
+use super::{Algorithm, Lending, any_limit, level};
+use crate::limit::{Cost, Decision, Limit, State, Timestamp, Want};
 
-pub(super) const TOKEN_BUCKET: Algorithm =
-    Algorithm { name: "token_bucket", tag: 1, decide, charge, refund, lua: include_str!("token_bucket.lua") };
+pub(super) const TOKEN_BUCKET: Algorithm = Algorithm {
+    name: "token_bucket",
+    tag: 1,
+    check: any_limit,
+    lending: Lending::Freely,
+    decide,
+    charge,
+    refund,
+    lua: include_str!("token_bucket.lua"),
+};
 
-fn decide(limit: &Limit, state: &State, now: Timestamp, want: Want) -> Decision {
+pub(super) fn decide(limit: &Limit, state: &State, now: Timestamp, want: Want) -> Decision {
     let (missing, step) = missing(limit, state, now);
-    let tokens = limit.capacity().saturating_sub(missing) / limit.scale();
-    let in_debt = missing > limit.capacity();
-
-    if in_debt || tokens < want.at_least.get() {
-        let room = limit.capacity().saturating_sub(units(limit, want.at_least));
-        return Decision {
-            denied: Some(Reason::OverLimit),
-            granted: Cost::ZERO,
-            remaining: tokens,
-            retry_after: flow(limit, missing.saturating_sub(room), step),
-            reset_after: flow(limit, missing, step),
-            wait: Duration::ZERO,
-        };
-    }
-    let granted = Cost::new(tokens.min(want.at_most.get()));
-    Decision {
-        denied: None,
-        granted,
-        remaining: tokens - granted.get(),
-        retry_after: Duration::ZERO,
-        reset_after: flow(limit, missing + units(limit, granted), step),
-        wait: Duration::ZERO,
-    }
+    level::decide(limit, missing, step, want)
 }
 
-fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
+pub(super) fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
     let (missing, step) = missing(limit, state, now);
-    *state = [missing + units(limit, cost), now.as_micros() + step, limit.scale().get()];
+    *state = put(limit, missing + level::units(limit, cost), now, step);
 }
 
-fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {
+pub(super) fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {
     let (missing, step) = missing(limit, state, now);
-    // A part of a missing token makes room for a whole one: the bucket is full then, and no more than full.
-    let credited = Cost::new(cost.get().min(missing.div_ceil(limit.scale().get())));
-    if credited == Cost::ZERO {
-        return credited;
+    let credited = level::room(limit, missing, cost);
+    if credited > Cost::ZERO {
+        *state = put(limit, missing.saturating_sub(level::units(limit, credited)), now, step);
     }
-    *state = [missing.saturating_sub(units(limit, credited)), now.as_micros() + step, limit.scale().get()];
     credited
 }
 
 /// What is missing now, in units of this limit, and how far the state is ahead of `now`, in microseconds.
-fn missing(limit: &Limit, &[missing, at, scale]: &State, now: Timestamp) -> (u64, u64) {
-    let missing = match missing.checked_div(scale) {
-        Some(whole) if scale != limit.scale().get() => {
-            let used = whole + u64::from(missing % scale > 0);
-            used.saturating_mul(limit.scale().get())
-        }
-        _ => missing,
-    };
-    let missing = missing.min(2 * limit.capacity());
-
+pub(super) fn missing(limit: &Limit, state: &State, now: Timestamp) -> (u64, u64) {
+    let [missing, at, scale, ..] = state.words();
+    let missing = level::rescaled(limit, missing, scale);
     let elapsed = now.as_micros().saturating_sub(at);
     let step = at.saturating_sub(now.as_micros());
     if elapsed >= missing.div_ceil(limit.refill().get()) {
@@ -88,27 +64,20 @@ fn missing(limit: &Limit, &[missing, at, scale]: &State, now: Timestamp) -> (u64
     }
 }
 
-fn units(limit: &Limit, cost: Cost) -> u64 {
-    cost.get().saturating_mul(limit.scale().get())
-}
-
-/// The time in which so many units flow in, from a time `step` microseconds before the state's.
-fn flow(limit: &Limit, units: u64, step: u64) -> Duration {
-    match units.div_ceil(limit.refill().get()) {
-        0 => Duration::ZERO,
-        micros => Duration::from_micros(step.saturating_add(micros)),
-    }
+fn put(limit: &Limit, missing: u64, now: Timestamp, step: u64) -> State {
+    State::Words([missing, now.as_micros() + step, limit.scale().get(), 0, 0])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::tests::model::{self, Answer, Rule};
-    use crate::algorithm::tests::trace::{Act, Bucket, limits, new, starts, unsteady};
+    use crate::algorithm::tests::model::{self, Rule};
+    use crate::algorithm::tests::trace::{Act, Bucket, answer, limits, new, starts, unsteady};
     use crate::limit::{Rate, micros};
     use Do::{Call, Change, Refund};
     use Then::{Denied, Left};
     use proptest::prelude::*;
+    use std::time::Duration;
 
     const MS: u64 = 1000;
     const S: u64 = 1000 * MS;
@@ -376,15 +345,5 @@ mod tests {
     fn rule(bucket: &Bucket) -> Rule {
         let (rate, burst) = (bucket.limit.rate(), bucket.limit.burst());
         Rule { count: rate.count(), period: micros(rate.period()), burst }
-    }
-
-    fn answer(decision: &Decision) -> Answer {
-        Answer {
-            allowed: decision.allowed(),
-            granted: decision.granted.get(),
-            remaining: decision.remaining,
-            retry_after: micros(decision.retry_after),
-            reset_after: micros(decision.reset_after),
-        }
     }
 }

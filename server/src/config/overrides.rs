@@ -51,6 +51,10 @@ pub struct Overrides {
     /// How many buckets memory holds at most [default: 1000000]
     #[arg(long, value_name = "N", env = "TOLLGATE_MAX_KEYS", value_parser = by(setting::max_keys))]
     max_keys: Option<usize>,
+
+    /// How many bytes memory takes for buckets at most [default: 1073741824]
+    #[arg(long, value_name = "BYTES", env = "TOLLGATE_MAX_BYTES", value_parser = by(setting::max_bytes))]
+    max_bytes: Option<usize>,
 }
 
 impl Overrides {
@@ -64,6 +68,7 @@ impl Overrides {
         set(&mut store.deadline, self.store_deadline);
         set(&mut store.connections, self.store_connections);
         set(&mut store.max_keys, self.max_keys);
+        set(&mut store.max_bytes, self.max_bytes);
         if let Some(Hidden(url)) = &self.store {
             store.url = setting::store(&Scalar::Text(url.clone()))
                 .map_err(|message| ConfigError::Override { name: "--store or TOLLGATE_STORE", message })?;

@@ -52,3 +52,7 @@ pub(super) fn connections(given: &Scalar) -> Result<usize, String> {
 pub(super) fn max_keys(given: &Scalar) -> Result<usize, String> {
     given.within(1..=100_000_000)
 }
+
+pub(super) fn max_bytes(given: &Scalar) -> Result<usize, String> {
+    given.within(1_000_000..=1_000_000_000_000)
+}

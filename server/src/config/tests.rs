@@ -44,7 +44,8 @@ fn what_is_not_said_has_a_default() {
 fn what_is_said_holds() {
     let config = with(
         "server: { grpc: 0.0.0.0:1, http: \"[::1]:2\", max_key_bytes: 65536, max_in_flight: 1 }\n\
-         store: { url: redis://cache/1, prefix: \"a:é\", deadline: 1s 500ms, connections: 64, max_keys: 100000000 }",
+         store: { url: redis://cache/1, prefix: \"a:é\", deadline: 1s 500ms, connections: 64, max_keys: 100000000,
+                  max_bytes: 1000000 }",
     );
     let server = Server {
         grpc: "0.0.0.0:1".parse().unwrap(),
@@ -58,6 +59,7 @@ fn what_is_said_holds() {
         deadline: Duration::from_millis(1500),
         connections: 64,
         max_keys: 100_000_000,
+        max_bytes: 1_000_000,
     };
     assert_eq!((config.server, config.store), (server, store));
     assert_eq!(with("store: memory").store.url, StoreUrl::Memory);
@@ -130,6 +132,7 @@ fn a_wrong_setting_is_named_with_its_place() {
         ("store: { connections: 0 }", 23, "store.connections", "from 1 to 64, got 0"),
         ("store: { connections: 65 }", 23, "store.connections", "from 1 to 64, got 65"),
         ("store: { max_keys: 0 }", 20, "store.max_keys", "from 1 to 100000000, got 0"),
+        ("store: { max_bytes: 999999 }", 21, "store.max_bytes", "from 1000000 to 1000000000000, got 999999"),
         ("store: { max_keys: 100000001 }", 20, "store.max_keys", "from 1 to 100000000, got 100000001"),
         ("domains: [ edge.yaml ]", 10, "domains", "not supported yet"),
         ("domains: edge.yaml", 10, "domains", "expected a list"),
@@ -227,6 +230,7 @@ fn overrides_beat_the_file() {
         "--store-deadline=5ms",
         "--store-connections=6",
         "--max-keys=7",
+        "--max-bytes=8000000",
     ])
     .unwrap();
     let mut config =
@@ -244,6 +248,7 @@ fn overrides_beat_the_file() {
         deadline: Duration::from_millis(5),
         connections: 6,
         max_keys: 7,
+        max_bytes: 8_000_000,
     };
     assert_eq!((&config.server, &config.store), (&server, &store));
     arguments(&[]).unwrap().apply(&mut config).unwrap();
@@ -260,6 +265,7 @@ fn a_wrong_override_is_named() {
         ("--prefix={", "without braces"),
         ("--store-deadline=11s", "expected a duration from 1ms to 10s, got \"11s\""),
         ("--store-connections=65", "from 1 to 64, got 65"),
+        ("--max-bytes=9", "from 1000000 to 1000000000000, got 9"),
         ("--max-keys=-1", "from 1 to 100000000, got \"-1\""),
     ] {
         let error = arguments(&[argument]).unwrap_err().to_string();
@@ -285,6 +291,7 @@ fn help_shows_the_defaults_that_hold() {
         ("STORE_DEADLINE", humantime::format_duration(store.deadline).to_string()),
         ("STORE_CONNECTIONS", store.connections.to_string()),
         ("MAX_KEYS", store.max_keys.to_string()),
+        ("MAX_BYTES", store.max_bytes.to_string()),
     ] {
         assert!(help.contains(&format!("[env: TOLLGATE_{name}")), "{name}: {help}");
         assert!(help.contains(&format!("[default: {default}]")), "{name}: {help}");

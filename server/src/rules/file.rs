@@ -38,6 +38,7 @@ pub(crate) struct Class {
     sensitive: Given<Scalar>,
     penalty: Given<PenaltySettings>,
     shadow: Given<Scalar>,
+    wait: Given<Scalar>,
 }
 
 #[derive(Default, Deserialize)]
@@ -81,6 +82,7 @@ fn rule(name: &str, given: &Given<Class>, all: &mut Section<'_>) -> Option<Rule>
     let algorithm = at.get("algorithm", &class.algorithm, algorithm);
     let sensitive = at.get("sensitive", &class.sensitive, Scalar::flag).unwrap_or_default();
     let shadow = at.get("shadow", &class.shadow, Scalar::flag).unwrap_or_default();
+    let wait = at.get("wait", &class.wait, Scalar::flag);
     let penalty = penalty(&class.penalty, &mut at);
     // What follows compares settings with each other; a wrong one would be blamed on its neighbours.
     if !at.sound_since(before) {
@@ -118,7 +120,23 @@ fn rule(name: &str, given: &Given<Class>, all: &mut Section<'_>) -> Option<Rule>
         return None;
     }
     let algorithm = algorithm.or_else(|| ALL.first())?;
-    let limited = Limited { limit, algorithm, cost: Cost::new(cost), sensitive, penalty, shadow };
+    (algorithm.check)(&limit)
+        .map_err(|error| {
+            // A burst that is not there is the rate's.
+            let (key, blamed) = match class.burst.place() {
+                Some(place) => ("burst", Some(place)),
+                None => ("rate", class.rate.place()),
+            };
+            at.fault(key, blamed, format!("{}: {error}", algorithm.name));
+        })
+        .ok()?;
+    if wait.is_some() && !algorithm.queues() {
+        let message = format!("does nothing with {}, which does not queue calls", algorithm.name);
+        at.fault("wait", class.wait.place(), message);
+        return None;
+    }
+    let wait = wait.unwrap_or(true);
+    let limited = Limited { limit, algorithm, cost: Cost::new(cost), sensitive, penalty, shadow, wait };
     Some(Rule { class: name.to_owned(), limited: Some(limited) })
 }
 

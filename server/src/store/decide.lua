@@ -1,17 +1,18 @@
 -- Decides a batch of calls inside Redis, in order of arrival, each in one atomic step: the twin of
--- store/memory.rs. Put before this text are `div_ceil`, the table `algorithms` (by tag) and `strike`, each
--- from the .lua file of its room.
+-- store/memory.rs. Put before this text are `div_ceil`, `whole`, the table `algorithms` (by tag) and
+-- `strike`, from the .lua files of their rooms.
 --
 -- ARGV[1], msgpack: { now, linger, rules, calls }
 --   now     microseconds since 1970, or 0: ask this server's clock
 --   linger  milliseconds that keys outlive their use, for tests with a clock of their own
---   rules   { { tag, burst, count, period, refill, scale, shadow, penalty }, ... }, penalty as in penalty.lua
+--   rules   { { tag, burst, refill, scale, window, shadow, penalty }, ... }, penalty as in penalty.lua
 --   calls   { { kind, { hit, ... }, number of keys }, ... }
 --     kind 0, decide: hits { rule, at_least, at_most, reported, on_denial, valid_for }, indices from 1;
 --             keys block, strikes, bucket and, where valid_for > 0, lease
 --     kind 1, settle: one hit { rule, unused }; keys lease, bucket
 -- Answer, msgpack: { { error, { row, ... } }, ... } in the same order, error '' if none
---     decide: row { code, granted, remaining, retry_after, reset_after, wait }; 0 allowed, 1 over, 2 blocked
+--     decide: row { code, granted, remaining, retry_after, reset_after, wait, replaced }
+--             code 0 allowed, 1 over, 2 blocked; replaced 1 if the bucket was another algorithm's
 --     settle: row { credited }
 
 local now, linger, rule_rows, calls = unpack(cmsgpack.unpack(ARGV[1]))
@@ -25,23 +26,25 @@ for i, row in ipairs(rule_rows) do
   rules[i] = {
     tag = row[1],
     algorithm = algorithms[row[1]],
-    limit = { burst = row[2], count = row[3], period = row[4], refill = row[5], scale = row[6] },
-    shadow = row[7] == 1,
-    penalty = { strikes = row[8][1], window = row[8][2], base = row[8][3], cap = row[8][4] },
+    limit = { burst = row[2], refill = row[3], scale = row[4], window = row[5] },
+    shadow = row[6] == 1,
+    penalty = { strikes = row[7][1], window = row[7][2], base = row[7][3], cap = row[7][4] },
   }
 end
 
-local function whole(number)
-  return string.format('%.0f', number)
+-- When a key ends: the point in time rounded up, not the span, since Redis adds a span to a whole millisecond
+-- that has begun before now.
+local set_end, expire_end = 'PXAT', 'PEXPIREAT'
+if linger > 0 then
+  set_end, expire_end = 'PX', 'PEXPIRE'
+end
+local function end_after(micros)
+  if linger > 0 then return whole(div_ceil(micros, 1000) + linger) end
+  return whole(div_ceil(now + micros, 1000))
 end
 
 local function put(key, value, micros)
-  if linger > 0 then
-    redis.call('SET', key, value, 'PX', whole(div_ceil(micros, 1000) + linger))
-  else
-    -- The end rounded up, not the span: Redis adds a span to a whole millisecond that has begun before now.
-    redis.call('SET', key, value, 'PXAT', whole(div_ceil(now + micros, 1000)))
-  end
+  redis.call('SET', key, value, set_end, end_after(micros))
 end
 
 local function read_record(blocked_until, strikes)
@@ -60,19 +63,24 @@ local function file_record(keys, record)
   end
 end
 
-local function read_state(packed, tag)
+-- An algorithm that keeps more than words has a `load` of its own, and changes what is stored itself.
+local function load_state(key, packed, rule)
+  if rule.algorithm.load then return rule.algorithm.load(key) end
   if packed then
-    local written_by, a, b, c = cmsgpack.unpack(packed)
-    if written_by == tag then return { a, b, c } end
+    local written_by, a, b, c, d, e = cmsgpack.unpack(packed)
+    if written_by == rule.tag then return { a, b, c, d, e } end
   end
-  return { 0, 0, 0 }
+  local replaced = packed or redis.call('EXISTS', key) == 1
+  return { 0, 0, 0, 0, 0, replaced = replaced }
 end
 
 local function put_state(key, rule, state, reset_after)
   if reset_after == 0 then
     redis.call('DEL', key)
+  elseif rule.algorithm.load then
+    redis.call(expire_end, key, end_after(reset_after))
   else
-    put(key, cmsgpack.pack(rule.tag, state[1], state[2], state[3]), reset_after)
+    put(key, cmsgpack.pack(rule.tag, state[1], state[2], state[3], state[4], state[5]), reset_after)
   end
 end
 
@@ -90,7 +98,7 @@ local function decide_hit(hit, rule, keys)
   if record.blocked_until > now then
     return blocked(record.blocked_until - now)
   end
-  hit.state = read_state(values[3], rule.tag)
+  hit.state = load_state(keys.bucket, values[3], rule)
   local decision = rule.algorithm.decide(rule.limit, hit.state, now, hit.at_least, hit.at_most)
   decision.code = decision.denied and 1 or 0
   return decision
@@ -125,11 +133,16 @@ local function decide_call(rows, next_key)
     elseif decision.code == 0 and decision.granted > 0 then
       rule.algorithm.charge(rule.limit, hit.state, now, decision.granted)
       put_state(keys.bucket, rule, hit.state, decision.reset_after)
-      if keys.lease then put(keys.lease, whole(decision.granted), hit.valid_for) end
+      if keys.lease then
+        local valid_for = hit.valid_for
+        if rule.algorithm.until_reset then valid_for = math.min(valid_for, decision.reset_after) end
+        put(keys.lease, whole(decision.granted), valid_for)
+      end
     end
     answer[i] = {
       decision.code, decision.granted, decision.remaining,
       decision.retry_after, decision.reset_after, decision.wait,
+      hit.state and hit.state.replaced and 1 or 0,
     }
   end
   return answer
@@ -141,7 +154,7 @@ local function settle_call(rows, next_key)
   local values = redis.call('MGET', lease, bucket)
   if not values[1] then return { { 0 } } end
   redis.call('DEL', lease)
-  local outstanding, state = tonumber(values[1]), read_state(values[2], rule.tag)
+  local outstanding, state = tonumber(values[1]), load_state(bucket, values[2], rule)
   local credited = rule.algorithm.refund(rule.limit, state, now, math.min(unused, outstanding))
   if credited > 0 then
     local left = rule.algorithm.decide(rule.limit, state, now, 0, 0)

@@ -7,12 +7,13 @@
 mod expiring;
 
 use super::{Store, StoreError};
+use crate::algorithm::Algorithm;
 use crate::clock::Clock;
 use crate::limit::{Cost, Decision, Reason, State, Timestamp, Want};
 use crate::penalty::Record;
 use crate::request::{Hit, Settlement};
 use async_trait::async_trait;
-use expiring::Expiring;
+use expiring::{Bound, Expiring, Weigh};
 use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher as _, RandomState};
 use tokio::time::Instant;
@@ -33,25 +34,71 @@ struct Shard {
     leases: Expiring<Cost>,
 }
 
-#[derive(Clone, Copy, Default)]
 struct Bucket {
     /// Of the algorithm that wrote the state.
     tag: u8,
     state: State,
 }
 
+impl Bucket {
+    fn new(algorithm: &Algorithm) -> Self {
+        Self { tag: algorithm.tag, state: State::default() }
+    }
+}
+
+impl Weigh for Bucket {
+    fn heap_bytes(&self) -> usize {
+        self.state.heap_bytes()
+    }
+}
+
+impl Weigh for Record {}
+
+impl Weigh for Cost {}
+
+/// What a store in memory holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Buckets that are not as good as new, and some that are and were not swept out yet.
+    pub buckets: usize,
+    /// Keys with strikes or a block, likewise.
+    pub records: usize,
+    /// Leases, likewise.
+    pub leases: usize,
+    /// About how many bytes all of them take.
+    pub bytes: usize,
+    /// What was dropped before its time since the start, because the store was full.
+    pub dropped: u64,
+}
+
 impl Memory {
-    /// An empty store for about `max_keys` buckets, and as many records and leases.
+    /// An empty store for about `max_keys` buckets, and as many records and leases, each kind in at most
+    /// `max_bytes`.
     #[must_use]
-    pub fn new(max_keys: usize, clock: Clock) -> Self {
-        let each = max_keys.div_ceil(SHARDS);
+    pub fn new(max_keys: usize, max_bytes: usize, clock: Clock) -> Self {
+        let bound = Bound { entries: max_keys.div_ceil(SHARDS), bytes: max_bytes.div_ceil(SHARDS) };
         let shard = || Shard {
-            buckets: Expiring::new(each),
-            records: Expiring::new(each),
-            leases: Expiring::new(each),
+            buckets: Expiring::new(bound),
+            records: Expiring::new(bound),
+            leases: Expiring::new(bound),
         };
         let shards = std::iter::repeat_with(|| Mutex::new(shard())).take(SHARDS).collect();
         Self { shards, hasher: RandomState::new(), clock }
+    }
+
+    /// What the store holds now.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let mut all = Figures::default();
+        for shard in &self.shards {
+            let Shard { buckets, records, leases } = &*shard.lock();
+            all.buckets += buckets.len();
+            all.records += records.len();
+            all.leases += leases.len();
+            all.bytes += buckets.bytes() + records.bytes() + leases.bytes();
+            all.dropped += buckets.dropped() + records.dropped() + leases.dropped();
+        }
+        all
     }
 
     /// Which shard holds everything about a subject.
@@ -111,23 +158,42 @@ impl Shard {
         if record.blocked_until > now {
             return Decision::blocked(record.blocked_until.since(now));
         }
-        (hit.algorithm.decide)(&hit.limit, &self.state(hit, now), now, hit.want)
+        self.look(hit, now, hit.want)
     }
 
     fn peek(&self, hit: &Hit, now: Timestamp) -> Decision {
-        (hit.algorithm.decide)(&hit.limit, &self.state(hit, now), now, Want::exactly(Cost::ZERO))
+        self.look(hit, now, Want::exactly(Cost::ZERO))
+    }
+
+    fn look(&self, hit: &Hit, now: Timestamp, want: Want) -> Decision {
+        let decide = |state| (hit.algorithm.decide)(&hit.limit, state, now, want);
+        match self.buckets.get(hit.bucket.as_str(), now) {
+            Some(bucket) if bucket.tag == hit.algorithm.tag => decide(&bucket.state),
+            other => Decision { replaced: other.is_some(), ..decide(&State::default()) },
+        }
     }
 
     fn charge(&mut self, hit: &Hit, decision: &Decision, now: Timestamp) {
         if decision.granted == Cost::ZERO {
             return;
         }
-        let mut state = self.state(hit, now);
-        (hit.algorithm.charge)(&hit.limit, &mut state, now, decision.granted);
-        let bucket = Bucket { tag: hit.algorithm.tag, state };
-        self.buckets.put(hit.bucket.as_str(), bucket, now.after(decision.reset_after), now);
+        let (name, algorithm) = (hit.bucket.as_str(), hit.algorithm);
+        let ends = now.after(decision.reset_after);
+        let charge = |bucket: &mut Bucket| {
+            if bucket.tag != algorithm.tag {
+                *bucket = Bucket::new(algorithm);
+            }
+            (algorithm.charge)(&hit.limit, &mut bucket.state, now, decision.granted);
+            ((), Some(ends))
+        };
+        if self.buckets.update(name, now, charge).is_none() {
+            let mut bucket = Bucket::new(algorithm);
+            charge(&mut bucket);
+            self.buckets.put(name, bucket, ends, now);
+        }
         if let Some(lease) = &hit.lease {
-            self.leases.put(lease.id.as_str(), decision.granted, now.after(lease.valid_for), now);
+            let valid_for = algorithm.lend(lease.valid_for, decision.reset_after);
+            self.leases.put(lease.id.as_str(), decision.granted, now.after(valid_for), now);
         }
     }
 
@@ -145,23 +211,22 @@ impl Shard {
         let Some(outstanding) = self.leases.take(settlement.id.as_str(), now) else { return Cost::ZERO };
         let Settlement { limit, algorithm, .. } = settlement;
         let name = settlement.id.bucket().as_str();
-        let Some(mut bucket) = self.buckets.get(name, now).filter(|b| b.tag == algorithm.tag).copied() else {
-            // As good as new: there is no room.
-            return Cost::ZERO;
-        };
         let unused = settlement.unused.min(outstanding);
-        let credited = (algorithm.refund)(limit, &mut bucket.state, now, unused);
-        // Nothing came back, so nothing changes; under a rule that has changed, even the end would.
-        if credited > Cost::ZERO {
-            let left = (algorithm.decide)(limit, &bucket.state, now, Want::exactly(Cost::ZERO));
-            self.buckets.put(name, bucket, now.after(left.reset_after), now);
-        }
-        credited
-    }
-
-    fn state(&self, hit: &Hit, now: Timestamp) -> State {
-        let bucket = self.buckets.get(hit.bucket.as_str(), now).filter(|b| b.tag == hit.algorithm.tag);
-        bucket.copied().unwrap_or_default().state
+        let refund = |bucket: &mut Bucket| {
+            let credited = if bucket.tag == algorithm.tag {
+                (algorithm.refund)(limit, &mut bucket.state, now, unused)
+            } else {
+                Cost::ZERO
+            };
+            // If nothing came back nothing changes; under a rule that has changed, even the end would.
+            let ends = (credited > Cost::ZERO).then(|| {
+                let left = (algorithm.decide)(limit, &bucket.state, now, Want::exactly(Cost::ZERO));
+                now.after(left.reset_after)
+            });
+            (credited, ends)
+        };
+        // A bucket that is not there is as good as new: it has no room.
+        self.buckets.update(name, now, refund).unwrap_or(Cost::ZERO)
     }
 
     fn file(&mut self, subject: &str, record: Record, now: Timestamp) {
@@ -214,7 +279,7 @@ mod tests {
     fn a_lease_that_gives_nothing_back_leaves_the_bucket_its_end() {
         let limit = |seconds| Limit::new(Rate::new(1, Duration::from_secs(seconds)).unwrap(), 1).unwrap();
         let clock = Clock::manual(Timestamp::from_micros(1_000_000));
-        let memory = Memory::new(10, clock.clone());
+        let memory = Memory::new(10, 1 << 20, clock.clone());
         let algorithm = &ALL[0];
         let bucket = BucketName::new("key", "class");
         let id = LeaseId::fresh(&bucket);

@@ -1,5 +1,6 @@
 //! Random limits and random traces, and a bucket that lives through them.
 
+use super::model::Answer;
 use crate::algorithm::{ALL, Algorithm};
 use crate::limit::{Cost, Decision, Limit, LimitError, Rate, State, Timestamp, Want, micros};
 use proptest::prelude::*;
@@ -122,7 +123,7 @@ fn steps(act: impl Strategy<Value = Act>) -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// A bucket with its own clock, asked and charged as the stores do.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::algorithm) struct Bucket {
     pub(in crate::algorithm) algorithm: &'static Algorithm,
     pub(in crate::algorithm) limit: Limit,
@@ -146,19 +147,31 @@ pub(in crate::algorithm) fn lived(
 
 /// A new bucket of every algorithm.
 pub(in crate::algorithm) fn new(start: Timestamp, limit: Limit) -> impl Iterator<Item = Bucket> {
-    ALL.iter().map(move |algorithm| Bucket { algorithm, limit, state: State::default(), now: start })
+    ALL.iter().map(move |algorithm| {
+        let limit = fitted(algorithm, limit);
+        Bucket { algorithm, limit, state: State::default(), now: start }
+    })
+}
+
+/// That limit, or the largest that the algorithm takes at its rate.
+pub(in crate::algorithm) fn fitted(algorithm: &Algorithm, it: Limit) -> Limit {
+    match (algorithm.check)(&it) {
+        Ok(()) => it,
+        Err(LimitError::Burst { most, .. } | LimitError::Log { most, .. }) => limit(it.rate(), most),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 impl Bucket {
     /// The same, as it will be.
-    pub(in crate::algorithm) fn after(self, span: Duration) -> Self {
-        Self { now: self.now.after(span), ..self }
+    pub(in crate::algorithm) fn after(&self, span: Duration) -> Self {
+        Self { now: self.now.after(span), ..self.clone() }
     }
 
     /// The same, as it was.
-    pub(in crate::algorithm) fn before(self, span: Duration) -> Self {
+    pub(in crate::algorithm) fn before(&self, span: Duration) -> Self {
         let now = Timestamp::from_micros(self.now.as_micros() - micros(span));
-        Self { now, ..self }
+        Self { now, ..self.clone() }
     }
 
     pub(in crate::algorithm) fn tick(&mut self, tick: Tick) {
@@ -212,9 +225,20 @@ impl Bucket {
             Act::Refund(cost) => {
                 self.refund(cost);
             }
-            Act::Change(limit) => self.limit = limit,
-            Act::Burst(burst) => self.limit = limit(self.limit.rate(), burst),
+            Act::Change(limit) => self.limit = fitted(self.algorithm, limit),
+            Act::Burst(burst) => self.limit = fitted(self.algorithm, limit(self.limit.rate(), burst)),
         }
         None
+    }
+}
+
+/// As a model tells it.
+pub(in crate::algorithm) fn answer(decision: &Decision) -> Answer {
+    Answer {
+        allowed: decision.allowed(),
+        granted: decision.granted.get(),
+        remaining: decision.remaining,
+        retry_after: micros(decision.retry_after),
+        reset_after: micros(decision.reset_after),
     }
 }

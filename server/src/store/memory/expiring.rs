@@ -13,11 +13,24 @@ const LOOKS: usize = 3;
 /// Entries among which the one to drop is chosen.
 const CANDIDATES: usize = 16;
 
+/// What an entry takes beside its name and what it keeps elsewhere: itself, its place in the index, and the
+/// room that both keep for growth.
+const OVERHEAD: usize = 160;
+
 pub(super) struct Expiring<V> {
     entries: IndexMap<Box<str>, Entry<V>>,
-    capacity: usize,
+    bound: Bound,
+    bytes: usize,
     /// Where sweeping goes on.
     cursor: usize,
+    dropped: u64,
+}
+
+/// How much a map holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bound {
+    pub(super) entries: usize,
+    pub(super) bytes: usize,
 }
 
 struct Entry<V> {
@@ -25,10 +38,32 @@ struct Entry<V> {
     value: V,
 }
 
-impl<V> Expiring<V> {
-    /// A map of at most `capacity` entries, at least one.
-    pub(super) fn new(capacity: usize) -> Self {
-        Self { entries: IndexMap::new(), capacity: capacity.max(1), cursor: 0 }
+/// Bytes that a value keeps elsewhere.
+pub(super) trait Weigh {
+    fn heap_bytes(&self) -> usize {
+        0
+    }
+}
+
+impl<V: Weigh> Expiring<V> {
+    /// An empty map. One entry always fits.
+    pub(super) fn new(bound: Bound) -> Self {
+        Self { entries: IndexMap::new(), bound, bytes: 0, cursor: 0, dropped: 0 }
+    }
+
+    /// How many entries there are, ended ones that were not swept yet among them.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// About how many bytes they take.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How many entries were dropped before their end, because the map was full.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// The entry of that name, unless it has ended.
@@ -38,27 +73,57 @@ impl<V> Expiring<V> {
 
     /// Files a value under a name until `ends`.
     pub(super) fn put(&mut self, name: &str, value: V, ends: Timestamp, now: Timestamp) {
-        if let Some(entry) = self.entries.get_mut(name) {
-            *entry = Entry { ends, value };
-            return;
-        }
+        self.remove(name);
         self.sweep(now);
-        if self.entries.len() >= self.capacity {
+        let weight = weight(name, &value);
+        while !self.entries.is_empty()
+            && (self.entries.len() >= self.bound.entries || self.bytes + weight > self.bound.bytes)
+        {
             self.drop_nearest();
         }
+        self.bytes += weight;
         self.entries.insert(name.into(), Entry { ends, value });
+    }
+
+    /// Changes the entry of that name, unless it has ended; `change` tells its new end, if it has one.
+    pub(super) fn update<T>(
+        &mut self,
+        name: &str,
+        now: Timestamp,
+        change: impl FnOnce(&mut V) -> (T, Option<Timestamp>),
+    ) -> Option<T> {
+        let entry = self.entries.get_mut(name).filter(|entry| entry.ends > now)?;
+        let before = entry.value.heap_bytes();
+        let (told, ends) = change(&mut entry.value);
+        entry.ends = ends.unwrap_or(entry.ends);
+        self.bytes = self.bytes + entry.value.heap_bytes() - before;
+        while self.bytes > self.bound.bytes && self.entries.len() > 1 {
+            self.drop_nearest();
+        }
+        Some(told)
     }
 
     /// Takes the entry of that name out, unless it has ended.
     pub(super) fn take(&mut self, name: &str, now: Timestamp) -> Option<V> {
-        self.entries.swap_remove(name).filter(|entry| entry.ends > now).map(|entry| entry.value)
+        self.remove(name).filter(|entry| entry.ends > now).map(|entry| entry.value)
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Entry<V>> {
+        let place = self.entries.get_index_of(name)?;
+        self.remove_at(place)
+    }
+
+    fn remove_at(&mut self, place: usize) -> Option<Entry<V>> {
+        let (name, entry) = self.entries.swap_remove_index(place)?;
+        self.bytes -= weight(&name, &entry.value);
+        Some(entry)
     }
 
     fn sweep(&mut self, now: Timestamp) {
         for _ in 0..LOOKS {
             let at = self.next();
             if self.entries.get_index(at).is_some_and(|(_, entry)| entry.ends <= now) {
-                self.entries.swap_remove_index(at);
+                self.remove_at(at);
                 self.cursor = at;
             }
         }
@@ -70,7 +135,8 @@ impl<V> Expiring<V> {
         let places = (0..CANDIDATES).map(|n| (start + n * len / CANDIDATES) % len);
         let ends = |at: &usize| self.entries.get_index(*at).map(|(_, entry)| entry.ends);
         if let Some(nearest) = places.min_by_key(ends) {
-            self.entries.swap_remove_index(nearest);
+            self.remove_at(nearest);
+            self.dropped += 1;
         }
     }
 
@@ -82,9 +148,26 @@ impl<V> Expiring<V> {
     }
 }
 
+fn weight(name: &str, value: &impl Weigh) -> usize {
+    OVERHEAD + name.len() + value.heap_bytes()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Weigh for i32 {}
+    impl Weigh for u64 {}
+    impl Weigh for () {}
+    impl Weigh for Vec<u8> {
+        fn heap_bytes(&self) -> usize {
+            self.capacity()
+        }
+    }
+
+    const fn entries(entries: usize) -> Bound {
+        Bound { entries, bytes: usize::MAX }
+    }
 
     fn at(micros: u64) -> Timestamp {
         Timestamp::from_micros(micros)
@@ -92,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_is_gone() {
-        let mut map = Expiring::new(10);
+        let mut map = Expiring::new(entries(10));
         map.put("a", 1, at(5), at(0));
         assert_eq!(map.get("a", at(4)), Some(&1));
         assert_eq!(map.get("a", at(5)), None);
@@ -103,7 +186,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_is_swept_out_by_what_comes() {
-        let mut map = Expiring::new(1_000_000);
+        let mut map = Expiring::new(entries(1_000_000));
         for n in 0..10_000_u64 {
             map.put(&n.to_string(), n, at(n + 10), at(n));
         }
@@ -112,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_full_map_drops_what_ends_soonest() {
-        let mut map = Expiring::new(100);
+        let mut map = Expiring::new(entries(100));
         for n in 0..50 {
             map.put(&format!("lasting {n}"), (), at(1_000_000), at(0));
         }
@@ -122,5 +205,22 @@ mod tests {
         assert_eq!(map.entries.len(), 100);
         let left = (0..50).filter(|n| map.get(&format!("lasting {n}"), at(0)).is_some()).count();
         assert_eq!(left, 50, "the flood pushed out what it should not");
+    }
+
+    #[test]
+    fn bytes_are_counted_and_bounded_however_values_change() {
+        let mut map = Expiring::new(Bound { entries: usize::MAX, bytes: 100_000 });
+        for n in 0..2_000_u64 {
+            map.put(&n.to_string(), vec![0_u8; 100], at(1_000_000 + n), at(0));
+            map.update(&(n / 2).to_string(), at(0), |value| (value.reserve_exact(500), Some(at(2_000_000))));
+            assert!(map.bytes() <= 100_000, "{} bytes", map.bytes());
+        }
+        assert!(map.len() > 50 && map.dropped() > 1_000, "{} left, {} dropped", map.len(), map.dropped());
+        let counted: usize = map.entries.iter().map(|(name, entry)| weight(name, &entry.value)).sum();
+        assert_eq!(counted, map.bytes());
+        for n in 0..2_000_u64 {
+            map.take(&n.to_string(), at(0));
+        }
+        assert_eq!((map.len(), map.bytes()), (0, 0));
     }
 }

@@ -19,12 +19,16 @@ const LINGER: u64 = 3_600_000;
 pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
     let mut text = String::from(
         "local function div_ceil(a, b) return math.ceil(a / b) end\n\
+         local function whole(number) return string.format('%.0f', number) end\n\
          local algorithms = {}\n",
     );
     let mut chunk = |name: &str, lua: &str| {
         // Writing to a string can not fail.
         writeln!(text, "{name} = (function()\n{lua}\nend)()").unwrap_or_default();
     };
+    for (name, lua) in algorithm::SHARED_LUA {
+        chunk(&format!("local {name}"), lua);
+    }
     for Algorithm { tag, lua, .. } in algorithm::ALL {
         chunk(&format!("algorithms[{tag}]"), lua);
     }
@@ -52,10 +56,9 @@ impl RuleRow {
         (
             self.algorithm,
             self.limit.burst(),
-            self.limit.rate().count(),
-            micros(self.limit.rate().period()),
             self.limit.refill(),
             self.limit.scale(),
+            micros(self.limit.window()),
             u8::from(self.shadow),
             penalty,
         )
@@ -178,7 +181,7 @@ impl<'c> Batch<'c> {
 
 /// Reads the row of one decided hit.
 pub(super) fn decision(row: &Row) -> Result<Decision, StoreError> {
-    let &[code, granted, remaining, retry_after, reset_after, wait] = row.as_slice() else {
+    let &[code, granted, remaining, retry_after, reset_after, wait, replaced] = row.as_slice() else {
         return Err(StoreError::Failed(format!("a decision of {} numbers", row.len())));
     };
     let denied = match code {
@@ -194,5 +197,6 @@ pub(super) fn decision(row: &Row) -> Result<Decision, StoreError> {
         retry_after: Duration::from_micros(retry_after),
         reset_after: Duration::from_micros(reset_after),
         wait: Duration::from_micros(wait),
+        replaced: replaced == 1,
     })
 }

@@ -1,0 +1,84 @@
+//! GCRA, the generic cell rate algorithm: each token moves a *theoretical arrival time* (TAT) on by an
+//! increment of `1 / rate`; a call may come before it by a tolerance of `burst / rate` at most, its own
+//! increments included.
+//!
+//! **State.** The TAT in whole microseconds, the part of a microsecond above it, when it was written, and the
+//! rate then, as refill and scale (see [`Limit`]). The part is counted in units, `refill` to the microsecond,
+//! so that increments such as a third of a second add up exactly. A textbook keeps the TAT alone; the rest is
+//! for changed rules: what was used is kept in tokens, so a raised rate helps at once.
+//!
+//! **Invariant.** In any interval at most `burst + rate x time` is granted. `TAT = max(TAT, now)` before it
+//! moves, so an idle bucket gives exactly its burst; a refused call does not move it.
+//!
+//! **Equal to the token bucket** with the same limit, decision by decision: `TAT - now` is the time in which
+//! what is missing there comes back. A property says so.
+//!
+//! **Time** and **rounding** are those of the token bucket.
+//!
+//! Source: ITU-T I.371, annex A, the virtual scheduling algorithm. Twin: `gcra.lua`.
+
+use super::{Algorithm, Lending, level};
+use crate::limit::{Cost, Decision, Limit, LimitError, MAX_UNITS, State, Timestamp, Want, micros};
+
+pub(super) const GCRA: Algorithm = Algorithm {
+    name: "gcra",
+    tag: 6,
+    check,
+    lending: Lending::Freely,
+    decide,
+    charge,
+    refund,
+    lua: include_str!("gcra.lua"),
+};
+
+/// A TAT twice the window ahead of now still has to be exact.
+fn check(limit: &Limit) -> Result<(), LimitError> {
+    let longest = MAX_UNITS / 2;
+    if micros(limit.window()) <= longest {
+        return Ok(());
+    }
+    let most = u128::from(longest) * u128::from(limit.refill().get()) / u128::from(limit.scale().get());
+    let most = u64::try_from(most).unwrap_or(u64::MAX);
+    Err(LimitError::Burst { burst: limit.burst(), most })
+}
+
+fn decide(limit: &Limit, state: &State, now: Timestamp, want: Want) -> Decision {
+    let (ahead, step) = ahead(limit, state, now);
+    level::decide(limit, ahead, step, want)
+}
+
+fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
+    let (ahead, step) = ahead(limit, state, now);
+    *state = put(limit, ahead + level::units(limit, cost), now, step);
+}
+
+fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {
+    let (ahead, step) = ahead(limit, state, now);
+    let credited = level::room(limit, ahead, cost);
+    if credited > Cost::ZERO {
+        *state = put(limit, ahead.saturating_sub(level::units(limit, credited)), now, step);
+    }
+    credited
+}
+
+/// How far the TAT is ahead of now, in units of this limit, and how far the state is, in microseconds.
+fn ahead(limit: &Limit, state: &State, now: Timestamp) -> (u64, u64) {
+    let [tat, part, at, refill, scale] = state.words();
+    let when_written = tat.saturating_sub(at) * refill + part;
+    let ahead = level::rescaled(limit, when_written, scale);
+
+    let elapsed = now.as_micros().saturating_sub(at);
+    let step = at.saturating_sub(now.as_micros());
+    if elapsed >= ahead.div_ceil(limit.refill().get()) {
+        // TAT = max(TAT, now), and then nothing is left to remember.
+        (0, 0)
+    } else {
+        (ahead - elapsed * limit.refill().get(), step)
+    }
+}
+
+fn put(limit: &Limit, ahead: u64, now: Timestamp, step: u64) -> State {
+    let at = now.as_micros() + step;
+    let refill = limit.refill();
+    State::Words([at + ahead / refill, ahead % refill, at, refill.get(), limit.scale().get()])
+}

@@ -1,0 +1,68 @@
+//! A level that flows: what is missing from a full bucket comes back at the rate. Token bucket, leaky bucket
+//! and GCRA differ in what they remember of it; the decision is the same.
+//!
+//! Twin: `level.lua`.
+
+use crate::limit::{Cost, Decision, Limit, Reason, Want};
+use std::time::Duration;
+
+/// Decides by what is missing now, in units, in a state that is `step` microseconds ahead of the clock.
+pub(super) fn decide(limit: &Limit, missing: u64, step: u64, want: Want) -> Decision {
+    let tokens = limit.capacity().saturating_sub(missing) / limit.scale();
+    let in_debt = missing > limit.capacity();
+
+    if in_debt || tokens < want.at_least.get() {
+        let room = limit.capacity().saturating_sub(units(limit, want.at_least));
+        return Decision {
+            denied: Some(Reason::OverLimit),
+            granted: Cost::ZERO,
+            remaining: tokens,
+            retry_after: flow(limit, missing.saturating_sub(room), step),
+            reset_after: flow(limit, missing, step),
+            wait: Duration::ZERO,
+            replaced: false,
+        };
+    }
+    let granted = Cost::new(tokens.min(want.at_most.get()));
+    Decision {
+        denied: None,
+        granted,
+        remaining: tokens - granted.get(),
+        retry_after: Duration::ZERO,
+        reset_after: flow(limit, missing + units(limit, granted), step),
+        wait: Duration::ZERO,
+        replaced: false,
+    }
+}
+
+/// So many tokens in units.
+pub(super) fn units(limit: &Limit, cost: Cost) -> u64 {
+    cost.get().saturating_mul(limit.scale().get())
+}
+
+/// What was missing under a scale, in units of this limit: a part of a used token becomes a whole one, and
+/// nobody owes more than another burst.
+pub(super) fn rescaled(limit: &Limit, missing: u64, scale: u64) -> u64 {
+    let missing = match missing.checked_div(scale) {
+        Some(whole) if scale != limit.scale().get() => {
+            let used = whole + u64::from(!missing.is_multiple_of(scale));
+            used.saturating_mul(limit.scale().get())
+        }
+        _ => missing,
+    };
+    missing.min(2 * limit.capacity())
+}
+
+/// How many of the tokens given back find room. A part of a missing token makes room for a whole one: the
+/// bucket is full then, and no more than full.
+pub(super) fn room(limit: &Limit, missing: u64, cost: Cost) -> Cost {
+    Cost::new(cost.get().min(missing.div_ceil(limit.scale().get())))
+}
+
+/// The time in which so many units flow in, from a time `step` microseconds before the state's.
+pub(super) fn flow(limit: &Limit, units: u64, step: u64) -> Duration {
+    match units.div_ceil(limit.refill().get()) {
+        0 => Duration::ZERO,
+        micros => Duration::from_micros(step.saturating_add(micros)),
+    }
+}

@@ -1,0 +1,113 @@
+//! Sliding window: two counters that estimate a window ending now: all of the current fixed window, and of the
+//! previous one the share that the sliding window still overlaps, as if its calls had come evenly.
+//!
+//! With a limit of 100 a minute, 70 in the previous minute, 30 in this one and 40 % of it over, the estimate
+//! is 30 + 70 x 60 % = 72, and a call is allowed.
+//!
+//! **State.** When something was last granted, how much in that window, and how much in the one before.
+//!
+//! **Invariant.** In any interval at most `burst + rate x time` is granted. Against a log of every call the
+//! estimate can be wrong by what the previous window's calls were uneven: within a window up to twice the
+//! burst may pass where a log lets the burst pass, and a call may be denied that a log allows.
+//!
+//! **Rounding.** The share of the previous window rounds up. Tokens given back are taken off the current
+//! window only.
+//!
+//! **Time** never runs backwards, as in the fixed window. Under a changed window what is counted stays with
+//! the moment of the last grant.
+//!
+//! Source: "How we built rate limiting capable of scaling to millions of domains", Cloudflare, 2017. Twin:
+//! `sliding_window.lua`.
+
+use super::{Algorithm, Lending, window};
+use crate::limit::{Cost, Decision, Limit, LimitError, MAX_UNITS, State, Timestamp, Want};
+
+pub(super) const SLIDING_WINDOW: Algorithm = Algorithm {
+    name: "sliding_window",
+    tag: 5,
+    check,
+    lending: Lending::Freely,
+    decide,
+    charge,
+    refund,
+    lua: include_str!("sliding_window.lua"),
+};
+
+/// Counts are multiplied by lengths, which must stay exact.
+fn check(limit: &Limit) -> Result<(), LimitError> {
+    let fits = |burst: u64| {
+        let length = (burst * limit.scale().get()).div_ceil(limit.refill().get());
+        burst.saturating_mul(length) <= MAX_UNITS
+    };
+    let burst = limit.burst();
+    if fits(burst) {
+        return Ok(());
+    }
+    // The length grows with the burst, so the bound is about a root; the length rounds up, so just below it.
+    let root = (MAX_UNITS / limit.scale() * limit.refill().get()).isqrt();
+    let most = (0..=root).rev().find(|&burst| fits(burst)).unwrap_or(0);
+    Err(LimitError::Burst { burst, most })
+}
+
+fn decide(limit: &Limit, state: &State, now: Timestamp, want: Want) -> Decision {
+    let seen = Seen::new(limit, state, now);
+    let length = window::length(limit);
+    let rest = length - seen.at % length;
+    let used = seen.current + (seen.previous * rest).div_ceil(length);
+    let step = seen.at - now.as_micros();
+
+    let retry_after = || {
+        let free = limit.burst().saturating_sub(want.at_least.get());
+        // How much of a window may be left over it so that no more than `room` of `count` is counted.
+        let left = |room: u64, count: u64| (room * length).checked_div(count).unwrap_or(length).min(length);
+        step + match free.checked_sub(seen.current) {
+            Some(room) => rest - left(room, seen.previous).min(rest),
+            None => rest + length - left(free, seen.current),
+        }
+    };
+    let reset_after = |granted| match (seen.current + granted, seen.previous) {
+        (0, 0) => 0,
+        (0, _) => step + rest,
+        _ => step + rest + length,
+    };
+    window::decide(limit, used, want, retry_after, reset_after)
+}
+
+fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
+    let seen = Seen::new(limit, state, now);
+    *state = State::Words([seen.at, seen.current + cost.get(), seen.previous, 0, 0]);
+}
+
+fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {
+    let seen = Seen::new(limit, state, now);
+    let credited = cost.get().min(seen.current);
+    if credited > 0 {
+        *state = State::Words([seen.at, seen.current - credited, seen.previous, 0, 0]);
+    }
+    Cost::new(credited)
+}
+
+/// What is counted now, and the bucket's time.
+struct Seen {
+    at: u64,
+    current: u64,
+    previous: u64,
+}
+
+impl Seen {
+    fn new(limit: &Limit, state: &State, now: Timestamp) -> Self {
+        let [last, current, previous, ..] = state.words();
+        let at = last.max(now.as_micros());
+        let length = window::length(limit);
+        // What was counted under a larger limit still has to be multiplied; it is gone after two windows.
+        let most = (2 * MAX_UNITS) / length;
+        let (current, previous) = (current.min(most), previous.min(most));
+        let (current, previous) = match at / length - last / length {
+            0 => (current, previous),
+            1 => (0, current),
+            _ => (0, 0),
+        };
+        let at = if current + previous > 0 { at } else { now.as_micros() };
+        Self { at, current, previous }
+    }
+}
