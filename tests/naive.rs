@@ -159,7 +159,7 @@ impl Naive {
     }
 
     fn strike(&mut self, key: &str, penalty: &Penalty, now: u64, more: u64) {
-        let before = self.strikes.get(key).map_or(0, |strikes| strikes.count);
+        let (before, till) = self.strikes.get(key).map_or((0, 0), |strikes| (strikes.count, strikes.ends));
         let count = (before + more).min(u32::MAX.into());
         let mut block = 0;
         if count > penalty.strikes().into() {
@@ -173,7 +173,7 @@ impl Naive {
             let before = self.blocks.get(key).copied().unwrap_or(0);
             self.blocks.insert(key.into(), before.max(now + block));
         }
-        let ends = now + micros(penalty.window()).max(2 * block);
+        let ends = till.max(now + micros(penalty.window()).max(2 * block));
         self.strikes.insert(key.into(), Strikes { count, ends });
     }
 }

@@ -10,8 +10,10 @@ local function block(penalty, count)
 end
 
 local function strike(penalty, record, now, more)
-  local before = 0
-  if now < record.forgotten then before = record.count end
+  local before, till = 0, 0
+  if now < record.forgotten then
+    before, till = record.count, record.forgotten
+  end
   local count = math.min(before + more, MOST_STRIKES)
   local span = block(penalty, count)
   local life = math.max(penalty.window, 2 * span)
@@ -19,7 +21,7 @@ local function strike(penalty, record, now, more)
   if span > 0 then ends = now + span end
   return {
     count = count,
-    forgotten = now + life,
+    forgotten = math.max(till, now + life),
     blocked_until = math.max(record.blocked_until, ends),
   }
 end

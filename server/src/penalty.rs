@@ -73,7 +73,10 @@ impl Penalty {
     /// What `more` strikes at `now` lead to.
     #[must_use]
     pub fn strike(&self, record: Record, now: Timestamp, more: u32) -> Record {
-        let before = if now < record.forgotten { record.count } else { 0 };
+        let remembered = now < record.forgotten;
+        let before = if remembered { record.count } else { 0 };
+        // A strike of a class with a short window does not shorten the life of earlier ones.
+        let until = if remembered { record.forgotten } else { Timestamp::default() };
         let count = before.saturating_add(more);
         let block = self.block(count);
         let life = micros(self.window).max(2 * micros(block));
@@ -81,7 +84,7 @@ impl Penalty {
         let ends = if block.is_zero() { Timestamp::default() } else { now.after(block) };
         Record {
             count,
-            forgotten: now.after(Duration::from_micros(life)),
+            forgotten: until.max(now.after(Duration::from_micros(life))),
             blocked_until: record.blocked_until.max(ends),
         }
     }
@@ -178,6 +181,21 @@ mod tests {
     fn a_strike_that_is_forgiven_shuts_nobody_out_when_the_clock_steps_back() {
         let record = login().strike(Record::default(), Timestamp::from_micros(5_000_000), 1);
         assert!(record.blocked_until <= Timestamp::from_micros(4_000_000), "{record:?}");
+    }
+
+    #[test]
+    fn a_short_window_does_not_shorten_a_long_one() {
+        let short = Penalty::new(3, seconds(1), seconds(1), seconds(1)).unwrap();
+        let at = |s: u64| Timestamp::from_micros(s * 1_000_000);
+        let mut record = Record::default();
+        for s in [0, 1, 2] {
+            record = login().strike(record, at(s), 1);
+        }
+        record = short.strike(record, at(3), 1);
+        assert_eq!(login().strike(record, at(10), 1).blocked_until.since(at(10)), seconds(240));
+        // And once all of it is forgotten, a new life is as short as its own window.
+        record = short.strike(record, at(9999), 1);
+        assert_eq!((record.count, record.forgotten), (1, at(10_000)));
     }
 
     #[test]
