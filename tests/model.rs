@@ -58,7 +58,12 @@ impl TokenBucket {
     }
 
     pub(crate) fn give_back(&mut self, rule: Rule, now: u64, tokens: u64) -> u64 {
-        let used = self.replay().at(rule, now).used.div_ceil(u128::from(rule.period));
+        let level = self.replay();
+        // What is owed to a larger limit is not forgiven here.
+        if level.under(rule) > 2 * self::tokens(rule.burst, rule) {
+            return 0;
+        }
+        let used = level.at(rule, now).used.div_ceil(u128::from(rule.period));
         let given_back = tokens.min(u64::try_from(used).unwrap());
         if given_back > 0 {
             self.events.push(Event { at: now, rule, taken: 0, given_back });
@@ -90,19 +95,24 @@ impl Level {
     /// What is still used at `now`, if `rule` has held since.
     fn at(self, rule: Rule, now: u64) -> Self {
         let (period, grain) = (u128::from(rule.period), grain(rule));
-        let used = if grain == self.grain {
-            self.used * period / self.period
-        } else {
-            // A part of a token that the new rate can not tell counts as a whole one.
-            self.used.div_ceil(self.period) * period
-        };
         // Nobody owes more than one burst on top of a full one.
-        let used = used.min(2 * tokens(rule.burst, rule));
+        let used = self.under(rule).min(2 * tokens(rule.burst, rule));
         let back = u128::from(now.saturating_sub(self.time)) * u128::from(rule.count);
         let used = used.saturating_sub(back);
         // Time stands still while the clock is behind, except for a full bucket: it is like a new one.
         let time = if used == 0 { now } else { now.max(self.time) };
         Self { used, period, grain, time }
+    }
+
+    /// What was used at its time, in the fractions of that rule.
+    fn under(self, rule: Rule) -> u128 {
+        let period = u128::from(rule.period);
+        if grain(rule) == self.grain {
+            self.used * period / self.period
+        } else {
+            // A part of a token that the new rate can not tell counts as a whole one.
+            self.used.div_ceil(self.period) * period
+        }
     }
 
     fn left(self, rule: Rule) -> u64 {

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// The largest integer that a double holds exactly together with all smaller ones.
-const EXACT: u64 = 1 << 53;
+pub(crate) const EXACT: u64 = 1 << 53;
 
 /// What the arithmetic of one bucket may reach. A bucket can owe as much again as it holds, and both have
 /// to stay below that.

@@ -1,11 +1,14 @@
 -- Twin of gcra.rs: the same names, the same order, the same integers.
 -- limit: { burst, refill, scale, window }; state: { tat, part, at, refill, scale }
 
-local function ahead_now(limit, state, now)
+local function written(limit, state)
   local tat, part, at, refill, scale = state[1], state[2], state[3], state[4], state[5]
-  local when_written = (tat - at) * refill + part
-  local ahead = level.rescaled(limit, when_written, scale)
+  return level.rescaled(limit, (tat - at) * refill + part, scale)
+end
 
+local function ahead_now(limit, state, now)
+  local at = state[3]
+  local ahead = math.min(written(limit, state), level.owed(limit))
   local elapsed = math.max(now - at, 0)
   local step = math.max(at - now, 0)
   if elapsed >= div_ceil(ahead, limit.refill) then
@@ -32,6 +35,7 @@ local function charge(limit, state, now, cost)
 end
 
 local function refund(limit, state, now, cost)
+  if written(limit, state) > level.owed(limit) then return 0 end
   local ahead, step = ahead_now(limit, state, now)
   local credited = level.room(limit, ahead, cost)
   if credited > 0 then

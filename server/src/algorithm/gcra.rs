@@ -53,6 +53,9 @@ fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
 }
 
 fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {
+    if written(limit, state) > level::owed(limit) {
+        return Cost::ZERO;
+    }
     let (ahead, step) = ahead(limit, state, now);
     let credited = level::room(limit, ahead, cost);
     if credited > Cost::ZERO {
@@ -63,10 +66,8 @@ fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost 
 
 /// How far the TAT is ahead of now, in units of this limit, and how far the state is, in microseconds.
 fn ahead(limit: &Limit, state: &State, now: Timestamp) -> (u64, u64) {
-    let [tat, part, at, refill, scale] = state.words();
-    let when_written = tat.saturating_sub(at) * refill + part;
-    let ahead = level::rescaled(limit, when_written, scale);
-
+    let [_, _, at, ..] = state.words();
+    let ahead = written(limit, state).min(level::owed(limit));
     let elapsed = now.as_micros().saturating_sub(at);
     let step = at.saturating_sub(now.as_micros());
     if elapsed >= ahead.div_ceil(limit.refill().get()) {
@@ -75,6 +76,12 @@ fn ahead(limit: &Limit, state: &State, now: Timestamp) -> (u64, u64) {
     } else {
         (ahead - elapsed * limit.refill().get(), step)
     }
+}
+
+/// How far the TAT was ahead when the state was written, in units of this limit.
+fn written(limit: &Limit, state: &State) -> u64 {
+    let [tat, part, at, refill, scale] = state.words();
+    level::rescaled(limit, tat.saturating_sub(at) * refill + part, scale)
 }
 
 fn put(limit: &Limit, ahead: u64, now: Timestamp, step: u64) -> State {

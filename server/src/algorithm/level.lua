@@ -40,7 +40,11 @@ function level.rescaled(limit, missing, scale)
   if scale ~= 0 and scale ~= limit.scale then
     missing = div_ceil(missing, scale) * limit.scale
   end
-  return math.min(missing, 2 * capacity(limit))
+  return math.min(missing, 9007199254740992)
+end
+
+function level.owed(limit)
+  return 2 * capacity(limit)
 end
 
 function level.room(limit, missing, cost)

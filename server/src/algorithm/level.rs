@@ -3,7 +3,7 @@
 //!
 //! Twin: `level.lua`.
 
-use crate::limit::{Cost, Decision, Limit, Reason, Want};
+use crate::limit::{Cost, Decision, EXACT, Limit, Reason, Want};
 use std::time::Duration;
 
 /// Decides by what is missing now, in units, in a state that is `step` microseconds ahead of the clock.
@@ -40,8 +40,7 @@ pub(super) fn units(limit: &Limit, cost: Cost) -> u64 {
     cost.get().saturating_mul(limit.scale().get())
 }
 
-/// What was missing under a scale, in units of this limit: a part of a used token becomes a whole one, and
-/// nobody owes more than another burst.
+/// What was missing under a scale, in units of this limit: a part of a used token becomes a whole one.
 pub(super) fn rescaled(limit: &Limit, missing: u64, scale: u64) -> u64 {
     let missing = match missing.checked_div(scale) {
         Some(whole) if scale != limit.scale().get() => {
@@ -50,7 +49,15 @@ pub(super) fn rescaled(limit: &Limit, missing: u64, scale: u64) -> u64 {
         }
         _ => missing,
     };
-    missing.min(2 * limit.capacity())
+    // More than can be exact is more than anybody may owe.
+    missing.min(EXACT)
+}
+
+/// What may be missing at most: nobody owes more than another burst. A state in which more is missing was
+/// written under a larger limit, maybe one that another instance still holds; nothing is given back to it
+/// here, or what it owes there would be forgiven.
+pub(super) fn owed(limit: &Limit) -> u64 {
+    2 * limit.capacity()
 }
 
 /// How many of the tokens given back find room. A part of a missing token makes room for a whole one: the

@@ -85,6 +85,7 @@ local function refund(limit, state, now, cost)
   local seen = see(limit, state, now)
   local credited = math.min(cost, seen.total - seen.before)
   if credited == 0 then return 0 end
+  -- What is older would be back if the time of the last grant goes with it.
   forget_older(state, seen)
   -- The latest grants are the ones that are given back.
   local total = seen.total - credited

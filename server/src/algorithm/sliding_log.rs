@@ -78,6 +78,7 @@ fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost 
         *state = State::Log(log);
         return Cost::ZERO;
     }
+    // What is older would be back if the time of the last grant goes with it.
     seen.forget_older(&mut log);
     // The latest grants are the ones that are given back.
     let total = log.forgotten + seen.used() - credited;

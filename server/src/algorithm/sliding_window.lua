@@ -6,6 +6,7 @@ local function see(limit, state, now)
   local at = math.max(last, now)
   local length = window.length(limit)
   local most = math.floor(9007199254740990 / length)
+  local is_cut = math.max(state[2], state[3]) > most
   local current, previous = math.min(state[2], most), math.min(state[3], most)
   local passed = math.floor(at / length) - math.floor(last / length)
   if passed == 1 then
@@ -14,7 +15,7 @@ local function see(limit, state, now)
     current, previous = 0, 0
   end
   if current + previous == 0 then at = now end
-  return { at = at, current = current, previous = previous }
+  return { at = at, current = current, previous = previous, is_cut = is_cut }
 end
 
 local function decide(limit, state, now, at_least, at_most)
@@ -51,6 +52,7 @@ end
 
 local function refund(limit, state, now, cost)
   local seen = see(limit, state, now)
+  if seen.is_cut then return 0 end
   local credited = math.min(cost, seen.current)
   if credited > 0 then
     state[1], state[2], state[3] = seen.at, seen.current - credited, seen.previous

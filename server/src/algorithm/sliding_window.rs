@@ -80,7 +80,8 @@ fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
 
 fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {
     let seen = Seen::new(limit, state, now);
-    let credited = cost.get().min(seen.current);
+    // As in a level, nothing is given back to what counts more than this limit can tell.
+    let credited = if seen.is_cut { 0 } else { cost.get().min(seen.current) };
     if credited > 0 {
         *state = State::Words([seen.at, seen.current - credited, seen.previous, 0, 0]);
     }
@@ -92,6 +93,7 @@ struct Seen {
     at: u64,
     current: u64,
     previous: u64,
+    is_cut: bool,
 }
 
 impl Seen {
@@ -101,6 +103,7 @@ impl Seen {
         let length = window::length(limit);
         // What was counted under a larger limit still has to be multiplied; it is gone after two windows.
         let most = (2 * MAX_UNITS) / length;
+        let is_cut = current.max(previous) > most;
         let (current, previous) = (current.min(most), previous.min(most));
         let (current, previous) = match at / length - last / length {
             0 => (current, previous),
@@ -108,6 +111,6 @@ impl Seen {
             _ => (0, 0),
         };
         let at = if current + previous > 0 { at } else { now.as_micros() };
-        Self { at, current, previous }
+        Self { at, current, previous, is_cut }
     }
 }

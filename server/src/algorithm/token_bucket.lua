@@ -1,9 +1,13 @@
 -- Twin of token_bucket.rs: the same names, the same order, the same integers.
 -- limit: { burst, refill, scale, window }; state: { missing, at, scale }
 
+local function written(limit, state)
+  return level.rescaled(limit, state[1], state[3])
+end
+
 local function missing_now(limit, state, now)
-  local missing, at, scale = state[1], state[2], state[3]
-  missing = level.rescaled(limit, missing, scale)
+  local at = state[2]
+  local missing = math.min(written(limit, state), level.owed(limit))
   local elapsed = math.max(now - at, 0)
   local step = math.max(at - now, 0)
   if elapsed >= div_ceil(missing, limit.refill) then
@@ -27,6 +31,7 @@ local function charge(limit, state, now, cost)
 end
 
 local function refund(limit, state, now, cost)
+  if written(limit, state) > level.owed(limit) then return 0 end
   local missing, step = missing_now(limit, state, now)
   local credited = level.room(limit, missing, cost)
   if credited > 0 then

@@ -42,6 +42,9 @@ pub(super) fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cos
 }
 
 pub(super) fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {
+    if written(limit, state) > level::owed(limit) {
+        return Cost::ZERO;
+    }
     let (missing, step) = missing(limit, state, now);
     let credited = level::room(limit, missing, cost);
     if credited > Cost::ZERO {
@@ -52,8 +55,8 @@ pub(super) fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cos
 
 /// What is missing now, in units of this limit, and how far the state is ahead of `now`, in microseconds.
 pub(super) fn missing(limit: &Limit, state: &State, now: Timestamp) -> (u64, u64) {
-    let [missing, at, scale, ..] = state.words();
-    let missing = level::rescaled(limit, missing, scale);
+    let [_, at, ..] = state.words();
+    let missing = written(limit, state).min(level::owed(limit));
     let elapsed = now.as_micros().saturating_sub(at);
     let step = at.saturating_sub(now.as_micros());
     if elapsed >= missing.div_ceil(limit.refill().get()) {
@@ -62,6 +65,12 @@ pub(super) fn missing(limit: &Limit, state: &State, now: Timestamp) -> (u64, u64
     } else {
         (missing - elapsed * limit.refill().get(), step)
     }
+}
+
+/// What was missing when the state was written, in units of this limit.
+fn written(limit: &Limit, state: &State) -> u64 {
+    let [missing, _, scale, ..] = state.words();
+    level::rescaled(limit, missing, scale)
 }
 
 fn put(limit: &Limit, missing: u64, now: Timestamp, step: u64) -> State {

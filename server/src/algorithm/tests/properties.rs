@@ -358,6 +358,24 @@ proptest! {
         }
     }
 
+    /// Two instances may hold two bursts for a while.
+    #[test]
+    fn what_is_given_back_under_another_burst_forgives_no_more(
+        start in starts(), old in limits(), trace in steady(), want in wants(), burst in amounts(), back in amounts()
+    ) {
+        for mut bucket in lived(start, old, &trace) {
+            if promise(&bucket).has_windows {
+                continue;
+            }
+            bucket.take(want);
+            let (mine, before) = (bucket.limit, bucket.peek().remaining);
+            bucket.limit = fitted(bucket.algorithm, limit(mine.rate(), burst));
+            let credited = bucket.refund(back);
+            bucket.limit = mine;
+            prop_assert!(bucket.peek().remaining <= before + credited, "{:?}", bucket);
+        }
+    }
+
     #[test]
     fn nobody_owes_more_than_another_burst(
         start in starts(), limit in limits(), trace in unsteady(), new in limits()
