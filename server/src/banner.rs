@@ -13,7 +13,11 @@ pub(crate) fn print(config: &Config, grpc: SocketAddr) {
     for rule in config.rules.iter() {
         println!("  class    {rule}");
     }
-    let class = config.rules.iter().find(|rule| rule.limited.is_some()).map_or("", |rule| &rule.class);
-    let body = format!(r#"{{"key":"alice","class":"{}"}}"#, class.escape_default());
+    // The first class that can be typed as it is, in JSON within a shell's quotes.
+    let plain = |class: &str| class.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:/ ".contains(&b));
+    let Some(class) = config.rules.iter().map(|rule| rule.class.as_str()).find(|class| plain(class)) else {
+        return;
+    };
+    let body = format!(r#"{{"key":"alice","class":"{class}"}}"#);
     println!("try      grpcurl -plaintext -d '{body}' {grpc} tollgate.v1.RateLimiter/ShouldRateLimit");
 }

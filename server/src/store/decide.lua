@@ -48,10 +48,16 @@ local function put(key, value, micros)
 end
 
 local function read_record(blocked_until, strikes)
-  local record = { count = 0, forgotten = 0, blocked_until = tonumber(blocked_until or 0) }
+  local record = { count = 0, forgotten = 0, blocked_until = 0 }
+  -- Up to 16 digits are exact; anything else was not written here.
+  if blocked_until and string.match(blocked_until, '^%d+$') and #blocked_until <= 16 then
+    record.blocked_until = tonumber(blocked_until)
+  end
   if strikes then
     local count, forgotten = string.match(strikes, '^(%d+) (%d+)$')
-    record.count, record.forgotten = tonumber(count), tonumber(forgotten)
+    if count and #strikes <= 27 then
+      record.count, record.forgotten = tonumber(count), tonumber(forgotten)
+    end
   end
   return record
 end

@@ -16,18 +16,22 @@ use crate::config::{RedisUrl, StoreConfig};
 use crate::limit::{Cost, Decision};
 use crate::request::{Hit, Settlement};
 use async_trait::async_trait;
-use deadpool_redis::redis::AsyncConnectionConfig;
-use deadpool_redis::{Manager, Pool, Runtime};
+use deadpool_redis::redis::{AsyncConnectionConfig, Script};
+use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
 use lane::{Job, Lane};
 use script::Call;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// Calls that may wait for a lane.
 const WAITING: usize = 8192;
+
+/// Does what decisions need to be able to do: run a script that writes. Nobody ever sees the key.
+static PROBE: LazyLock<Script> =
+    LazyLock::new(|| Script::new("redis.call('SET', KEYS[1], '', 'PX', 1000) redis.call('DEL', KEYS[1])"));
 
 /// Keeps everything in Redis.
 pub struct Redis {
@@ -122,10 +126,31 @@ impl Store for Redis {
 
     async fn ping(&self) -> Result<(), StoreError> {
         let generation = self.link.generation();
-        // A new connection greets Redis, and one that was used before is pinged by the pool.
-        self.pool.get().await.map(drop).map_err(|error| {
-            self.link.lose(generation);
-            StoreError::Unreachable(error.to_string())
-        })
+        let mut connection = match self.pool.get().await {
+            Ok(connection) => connection,
+            Err(error) => {
+                self.link.lose(generation);
+                return Err(unreachable(error));
+            }
+        };
+        let mut probe = PROBE.prepare_invoke();
+        probe.key(format!("{}:probe", self.prefix));
+        let probed = timeout(self.deadline, probe.invoke_async::<()>(&mut *connection)).await;
+        probed.map_or_else(
+            |_| {
+                // An answer that comes too late must not meet another probe.
+                drop(Connection::take(connection));
+                Err(StoreError::Timeout(self.deadline))
+            },
+            |answer| answer.map_err(|error| StoreError::Failed(error.to_string())),
+        )
+    }
+}
+
+/// In the words of what went wrong, without those of the pool.
+fn unreachable(error: PoolError) -> StoreError {
+    match error {
+        PoolError::Backend(error) => StoreError::Unreachable(error.to_string()),
+        error => StoreError::Unreachable(error.to_string()),
     }
 }

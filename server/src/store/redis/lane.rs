@@ -1,8 +1,8 @@
 //! One connection and what it is used for: take what waits, send it as one script call, hand out the
 //! answers.
 
-use super::Link;
 use super::script::{Batch, Call, Row, SCRIPT};
+use super::{Link, unreachable};
 use crate::clock::Clock;
 use crate::store::StoreError;
 use deadpool_redis::redis::RedisError;
@@ -122,8 +122,7 @@ impl Lane {
         match self.pool.get().await {
             Ok(connection) => Ok(Held { connection, generation }),
             Err(PoolError::Timeout(_)) => Err(StoreError::Timeout(self.deadline)),
-            Err(PoolError::Backend(error)) => Err(lost(&error)),
-            Err(error) => Err(StoreError::Unreachable(error.to_string())),
+            Err(error) => Err(unreachable(error)),
         }
     }
 
