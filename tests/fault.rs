@@ -4,7 +4,8 @@
 //! ask again. What must hold in any case: every call is answered, no answer is wrong, nothing piles up.
 
 use crate::support::calls::{Caller, allowed, denied, span};
-use crate::support::{Redis, Tollgate, engines, eventually};
+use crate::support::{Redis, Tollgate, engines, eventually, say};
+use deadpool_redis::redis::Value;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,10 +71,10 @@ impl Count {
         let Self { made, decided, refused, took } = self;
         took.sort_unstable();
         let (median, longest) = (took[took.len() / 2], took[took.len() - 1]);
-        println!(
+        say(&format!(
             "{what}: {made} made, {decided} decided, {refused} UNAVAILABLE, {} lost; median {median:?}, longest {longest:?}",
             *made - *decided - *refused
-        );
+        ));
         assert_eq!(*made, *decided + *refused, "{what}");
         // No measurement, only a guard: a call that hangs takes longer than this on any machine.
         assert!(longest < Duration::from_secs(5), "{what}: {longest:?}");
@@ -177,6 +178,40 @@ async fn a_redis_that_is_not_there_at_the_start_is_waited_for() {
         until_it_decides(&caller).await;
         assert_eq!(caller.ask("alice", "few", None).await.remaining, 9, "{engine:?}");
         unhurt(&mut server);
+    }
+}
+
+/// It answers, but decisions need more.
+#[tokio::test]
+async fn a_redis_that_can_not_be_written_is_not_one_that_is_reached() {
+    let mishaps = [
+        ("READONLY", ["REPLICAOF", "127.0.0.1", "1"].as_slice(), ["REPLICAOF", "NO", "ONE"].as_slice()),
+        ("OOM", &["CONFIG", "SET", "maxmemory", "1"], &["CONFIG", "SET", "maxmemory", "0"]),
+    ];
+    for engine in engines() {
+        let redis = Redis::start(engine).await;
+        let mut server = serve(&redis).await;
+        let caller = server.serving().await;
+        for (why, mishap, remedy) in mishaps {
+            redis.command(mishap).await;
+            caller.until_health_is(ServingStatus::NotServing).await;
+            is_unavailable(&caller.try_ask("alice", "few", None).await.unwrap_err());
+            let says_why = |line: &str| line.contains("not serving") && line.to_uppercase().contains(why);
+            server.process().says(why, says_why).await;
+            redis.command(remedy).await;
+            caller.until_health_is(ServingStatus::Serving).await;
+            until_it_decides(&caller).await;
+        }
+        let keys = redis.command(&["KEYS", "*probe*"]).await;
+        assert_eq!(keys, Value::Array(vec![]), "{engine:?}: a probe leaves nothing behind");
+
+        redis.command(&["CONFIG", "SET", "requirepass", "hunter2"]).await;
+        let mut other = serve(&redis).await;
+        let said = other.says("not serving").await;
+        assert!(said.to_uppercase().contains("NOAUTH"), "{engine:?}: {said}");
+        assert_eq!(other.caller().await.health().await, ServingStatus::NotServing, "{engine:?}");
+        unhurt(&mut server);
+        unhurt(&mut other);
     }
 }
 

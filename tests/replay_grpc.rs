@@ -1,6 +1,7 @@
 //! Ten thousand real requests through the built binary over gRPC, as fast as it goes, on every store.
 
 use crate::support::calls::{Caller, allowed, backings};
+use crate::support::say;
 use crate::traffic::{class, requests};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,12 +63,12 @@ async fn every_client_gets_its_burst_and_no_more_than_its_rate() {
         }
         let allowed: u64 = counts.values().map(|count| count.allowed).sum();
         let total = u64::try_from(calls.len()).unwrap();
-        println!(
+        say(&format!(
             "{backing}: {total} requests of {} buckets in {took:?}, {:.0} a second; {} denied",
             counts.len(),
             f64::from(u32::try_from(total).unwrap()) / took.as_secs_f64(),
             total - allowed
-        );
+        ));
         assert!(allowed < total, "{backing}: nothing was denied, so nothing was seen");
     }
 }

@@ -444,3 +444,9 @@ fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.is_file())
 }
+
+/// Says something that is worth reading even if the test passes: the test runner keeps what `println!` says.
+pub(crate) fn say(text: &str) {
+    use std::io::Write as _;
+    writeln!(std::io::stderr(), "{text}").unwrap();
+}
