@@ -124,7 +124,6 @@ impl Naive {
             let valid_for = match ask.algorithm.name {
                 // What is left of a window is not for the next one.
                 "fixed_window" => lease.valid_for.min(decision.reset_after),
-                "leaky_bucket" => Duration::ZERO,
                 _ => lease.valid_for,
             };
             let ends = now + micros(valid_for);
@@ -154,8 +153,12 @@ impl Naive {
 
     fn file(&mut self, ask: &Ask, usage: Usage, now: u64) {
         let ends = now + micros(usage.decide(&ask.limit, now, 0, 0).reset_after);
-        let bucket = Bucket { algorithm: ask.algorithm.name, usage, ends };
-        self.buckets.insert((ask.key.clone(), ask.class.clone()), bucket);
+        let name = (ask.key.clone(), ask.class.clone());
+        if ends == now {
+            self.buckets.remove(&name);
+        } else {
+            self.buckets.insert(name, Bucket { algorithm: ask.algorithm.name, usage, ends });
+        }
     }
 
     fn strike(&mut self, key: &str, penalty: &Penalty, now: u64, more: u64) {

@@ -55,7 +55,7 @@ pub enum Lending {
     Freely,
     /// Until the bucket is as good as new: what is left of a window is not for the next one.
     UntilReset,
-    /// Each call has its own turn.
+    /// Each call has its own turn. Whoever asks for a lease all the same is refused before the store is asked.
     Never,
 }
 
@@ -89,9 +89,8 @@ impl Algorithm {
     #[must_use]
     pub fn lend(&self, valid_for: Duration, reset_after: Duration) -> Duration {
         match self.lending {
-            Lending::Freely => valid_for,
             Lending::UntilReset => valid_for.min(reset_after),
-            Lending::Never => Duration::ZERO,
+            Lending::Freely | Lending::Never => valid_for,
         }
     }
 

@@ -96,7 +96,11 @@ impl<V: Weigh> Expiring<V> {
         let before = entry.value.heap_bytes();
         let (told, ends) = change(&mut entry.value);
         entry.ends = ends.unwrap_or(entry.ends);
+        let is_over = entry.ends <= now;
         self.bytes = self.bytes + entry.value.heap_bytes() - before;
+        if is_over {
+            self.remove(name);
+        }
         while self.bytes > self.bound.bytes && self.entries.len() > 1 {
             self.drop_nearest();
         }
