@@ -55,3 +55,65 @@ fn used(limit: &Limit, state: &State, now: Timestamp) -> (u64, u64) {
     let length = window::length(limit);
     if used > 0 && last / length == at / length { (used, at) } else { (0, now.as_micros()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::tests::table::{
+        Do::{Call, Change, Refund},
+        MS, S,
+        Then::{Denied, Left},
+        per, table,
+    };
+
+    #[test]
+    fn the_border_of_a_window_gives_a_double_dose() {
+        table(
+            &FIXED_WINDOW,
+            per(3, S, 3),
+            &[
+                (900 * MS, Call(3), Left(0)),
+                (900 * MS, Call(1), Denied(0, 100 * MS)),
+                (S - 1, Call(1), Denied(0, 1)),
+                // Six within a tenth of a second.
+                (S, Call(3), Left(0)),
+                (S, Call(1), Denied(0, S)),
+                (3600 * S, Call(3), Left(0)),
+                (3600 * S, Call(1), Denied(0, S)),
+            ],
+        );
+    }
+
+    #[test]
+    fn what_is_given_back_is_for_this_window_only() {
+        table(
+            &FIXED_WINDOW,
+            per(5, S, 5),
+            &[
+                (0, Call(4), Left(1)),
+                (500 * MS, Refund(2), Left(3)),
+                (500 * MS, Refund(9), Left(5)),
+                (600 * MS, Call(5), Left(0)),
+                (S, Refund(5), Left(5)),
+                (S, Call(5), Left(0)),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_changed_limit_holds_at_once_and_a_clock_behind_stays_in_the_window() {
+        table(
+            &FIXED_WINDOW,
+            per(5, S, 5),
+            &[
+                (10 * S, Call(4), Left(1)),
+                (10 * S, Change(per(10, S, 10)), Left(6)),
+                (10 * S, Change(per(4, S, 4)), Left(0)),
+                (10 * S, Change(per(3, S, 3)), Denied(0, S)),
+                (10 * S, Call(1), Denied(0, S)),
+                (8 * S, Call(1), Denied(0, 3 * S)),
+                (11 * S, Call(3), Left(0)),
+            ],
+        );
+    }
+}

@@ -89,3 +89,68 @@ fn put(limit: &Limit, ahead: u64, now: Timestamp, step: u64) -> State {
     let refill = limit.refill();
     State::Words([at + ahead / refill, ahead % refill, at, refill.get(), limit.scale().get()])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::tests::table::{
+        Do::{Call, Change, Refund},
+        MS, S,
+        Then::{Denied, Left},
+        per, table,
+    };
+
+    #[test]
+    fn an_idle_bucket_gives_exactly_its_burst() {
+        table(
+            &GCRA,
+            per(10, S, 3),
+            &[
+                (0, Call(3), Left(0)),
+                (0, Call(1), Denied(0, 100 * MS)),
+                (3600 * S, Call(3), Left(0)),
+                // A refused call does not move the TAT.
+                (3600 * S, Call(1), Denied(0, 100 * MS)),
+                (3600 * S, Call(3), Denied(0, 300 * MS)),
+                (3600 * S + 100 * MS, Call(1), Left(0)),
+            ],
+        );
+    }
+
+    #[test]
+    fn thirds_of_a_second_add_up_to_whole_ones() {
+        table(
+            &GCRA,
+            per(3, S, 1),
+            &[
+                (0, Call(1), Left(0)),
+                (0, Call(1), Denied(0, 333_334)),
+                (333_333, Call(1), Denied(0, 1)),
+                (333_334, Call(1), Left(0)),
+                (666_667, Call(1), Denied(0, 1)),
+                (666_668, Call(1), Left(0)),
+            ],
+        );
+        table(
+            &GCRA,
+            per(3, S, 3),
+            &[(0, Call(3), Left(0)), (S - 1, Call(3), Denied(2, 1)), (S, Call(3), Left(0))],
+        );
+    }
+
+    #[test]
+    fn usage_stays_in_tokens_when_the_rate_changes() {
+        table(
+            &GCRA,
+            per(1, 60 * S, 5),
+            &[
+                (0, Call(5), Left(0)),
+                (0, Change(per(100, 60 * S, 100)), Left(95)),
+                (0, Change(per(1, S, 4)), Denied(0, S)),
+                (0, Refund(2), Left(1)),
+                (2 * S, Call(3), Left(0)),
+                (S, Call(1), Denied(0, 2 * S)),
+            ],
+        );
+    }
+}

@@ -34,3 +34,65 @@ fn decide(limit: &Limit, state: &State, now: Timestamp, want: Want) -> Decision 
     let (queued, step) = missing(limit, state, now);
     Decision { wait: level::flow(limit, queued, step), ..decision }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::tests::table::{
+        Do::{Call, Change, Refund},
+        MS, S,
+        Then::{Denied, Left, Waits},
+        per, table,
+    };
+
+    #[test]
+    fn calls_queue_until_the_queue_is_full() {
+        table(
+            &LEAKY_BUCKET,
+            per(10, S, 3),
+            &[
+                (0, Call(1), Left(2)),
+                (0, Call(1), Waits(100 * MS, 1)),
+                (0, Call(1), Waits(200 * MS, 0)),
+                (0, Call(1), Denied(0, 100 * MS)),
+                (99_999, Call(1), Denied(0, 1)),
+                (100 * MS, Call(1), Waits(200 * MS, 0)),
+                // Idle for a second: the queue is empty, and no longer than it was.
+                (S + 100 * MS, Call(3), Left(0)),
+                (S + 100 * MS, Call(1), Denied(0, 100 * MS)),
+            ],
+        );
+    }
+
+    #[test]
+    fn ones_own_cost_is_not_waited_for_but_that_of_the_others_is() {
+        table(
+            &LEAKY_BUCKET,
+            per(10, S, 10),
+            &[
+                (0, Call(4), Left(6)),
+                (0, Call(5), Waits(400 * MS, 1)),
+                (0, Call(2), Denied(1, 100 * MS)),
+                (50 * MS, Call(0), Waits(850 * MS, 1)),
+                // Whoever leaves the queue makes room.
+                (50 * MS, Refund(5), Waits(350 * MS, 6)),
+                (50 * MS, Call(1), Waits(350 * MS, 5)),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_shorter_queue_is_in_debt_and_a_clock_behind_is_waited_for() {
+        table(
+            &LEAKY_BUCKET,
+            per(1, S, 4),
+            &[
+                (10 * S, Call(4), Left(0)),
+                (10 * S, Change(per(1, S, 3)), Denied(0, S)),
+                (11 * S, Call(0), Waits(3 * S, 0)),
+                (9 * S, Call(1), Denied(0, 3 * S)),
+                (12 * S, Call(1), Waits(2 * S, 0)),
+            ],
+        );
+    }
+}

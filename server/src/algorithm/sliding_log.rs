@@ -135,3 +135,67 @@ fn taken(state: &mut State) -> Box<Log> {
         State::Words(_) => Box::default(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::tests::table::{
+        Do::{Call, Change, Refund},
+        MS, S,
+        Then::{Denied, Left},
+        per, table,
+    };
+
+    #[test]
+    fn every_grant_comes_back_a_window_after_it() {
+        table(
+            &SLIDING_LOG,
+            per(3, S, 3),
+            &[
+                (900 * MS, Call(1), Left(2)),
+                (950 * MS, Call(2), Left(0)),
+                (950 * MS, Call(1), Denied(0, 950 * MS)),
+                (950 * MS, Call(2), Denied(0, S)),
+                (1900 * MS - 1, Call(1), Denied(0, 1)),
+                (1900 * MS, Call(1), Left(0)),
+                (1900 * MS, Call(3), Denied(0, S)),
+                (1950 * MS, Call(2), Left(0)),
+                (3600 * S, Call(3), Left(0)),
+            ],
+        );
+    }
+
+    #[test]
+    fn the_latest_grants_are_given_back_first() {
+        table(
+            &SLIDING_LOG,
+            per(5, S, 5),
+            &[
+                (0, Call(2), Left(3)),
+                (500 * MS, Call(3), Left(0)),
+                (600 * MS, Refund(4), Left(4)),
+                // One of those at 0 is left.
+                (600 * MS, Call(5), Denied(4, 400 * MS)),
+                (600 * MS, Refund(9), Left(5)),
+                (600 * MS, Call(5), Left(0)),
+                (S, Call(1), Denied(0, 600 * MS)),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_changed_limit_holds_at_once_and_a_clock_behind_is_waited_for() {
+        table(
+            &SLIDING_LOG,
+            per(5, S, 5),
+            &[
+                (10 * S, Call(1), Left(4)),
+                (10_500 * MS, Call(3), Left(1)),
+                (10_500 * MS, Change(per(10, S, 10)), Left(6)),
+                (10_500 * MS, Change(per(3, S, 3)), Denied(0, 500 * MS)),
+                (9 * S, Call(1), Denied(0, 2500 * MS)),
+                (11_500 * MS, Call(3), Left(0)),
+            ],
+        );
+    }
+}

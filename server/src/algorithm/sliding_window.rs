@@ -114,3 +114,67 @@ impl Seen {
         Self { at, current, previous, is_cut }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::tests::table::{
+        Do::{Call, Change, Refund},
+        MS, S,
+        Then::{Denied, Left},
+        per, table,
+    };
+
+    /// 70 in the previous minute, 30 in this one, 40 % of it over: the estimate is 72.
+    #[test]
+    fn the_worked_example() {
+        table(
+            &SLIDING_WINDOW,
+            per(100, 60 * S, 100),
+            &[
+                (30 * S, Call(70), Left(30)),
+                (60 * S, Call(30), Left(0)),
+                (84 * S, Call(0), Left(28)),
+                (84 * S, Call(1), Left(27)),
+                (84 * S, Call(28), Denied(27, 857_143)),
+                (84 * S + 857_142, Call(28), Denied(27, 1)),
+                (84 * S + 857_143, Call(28), Left(0)),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_full_window_is_waited_out_in_the_next() {
+        table(
+            &SLIDING_WINDOW,
+            per(10, S, 10),
+            &[
+                (900 * MS, Call(10), Left(0)),
+                // Half of the ten have to be gone, half through the next second.
+                (900 * MS, Call(5), Denied(0, 600 * MS)),
+                (S, Call(1), Denied(0, 100 * MS)),
+                (1500 * MS, Call(5), Left(0)),
+                (2 * S, Call(0), Left(5)),
+                (3 * S, Call(10), Left(0)),
+            ],
+        );
+    }
+
+    #[test]
+    fn what_is_given_back_is_taken_off_the_current_window() {
+        table(
+            &SLIDING_WINDOW,
+            per(10, S, 10),
+            &[
+                (0, Call(6), Left(4)),
+                (0, Refund(2), Left(6)),
+                (1500 * MS, Call(3), Left(5)),
+                (1500 * MS, Refund(9), Left(8)),
+                (1500 * MS, Change(per(20, S, 20)), Left(18)),
+                (1500 * MS, Change(per(1, S, 1)), Denied(0, 250 * MS)),
+                // A clock behind waits for its own step as well.
+                (1400 * MS, Call(0), Denied(0, 350 * MS)),
+            ],
+        );
+    }
+}

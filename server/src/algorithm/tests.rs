@@ -1,7 +1,8 @@
-//! What tests of algorithms share: random traces, a naive model, and what holds for all of them.
+//! What tests of algorithms share: step tables, random traces, naive models, and what holds for all of them.
 
 mod docs;
 #[path = "../../../tests/model.rs"]
 pub(super) mod model;
 mod properties;
+pub(super) mod table;
 pub(super) mod trace;

@@ -81,64 +81,15 @@ fn put(limit: &Limit, missing: u64, now: Timestamp, step: u64) -> State {
 mod tests {
     use super::*;
     use crate::algorithm::tests::model::{self, Rule};
+    use crate::algorithm::tests::table::{Do, MS, S, Then, per, table};
     use crate::algorithm::tests::trace::{Act, Bucket, answer, limits, new, starts, unsteady};
-    use crate::limit::{Rate, micros};
+    use crate::limit::micros;
     use Do::{Call, Change, Refund};
     use Then::{Denied, Left};
     use proptest::prelude::*;
-    use std::time::Duration;
 
-    const MS: u64 = 1000;
-    const S: u64 = 1000 * MS;
-
-    fn per(count: u64, period: u64, burst: u64) -> Limit {
-        Limit::new(Rate::new(count, Duration::from_micros(period)).unwrap(), burst).unwrap()
-    }
-
-    enum Do {
-        /// A call of that cost.
-        Call(u64),
-        /// So many tokens are given back, and the bucket is looked at.
-        Refund(u64),
-        /// Another limit holds from now on, and the bucket is looked at.
-        Change(Limit),
-    }
-
-    #[derive(Debug, PartialEq)]
-    enum Then {
-        /// Allowed, and so many tokens remain.
-        Left(u64),
-        /// So many tokens remain, too few; the call fits after so many microseconds.
-        Denied(u64, u64),
-    }
-
-    /// Each step: at which microsecond, what is done, what comes of it.
-    fn trace(mut limit: Limit, steps: &[(u64, Do, Then)]) {
-        let mut state = State::default();
-        for (i, (at, act, then)) in steps.iter().enumerate() {
-            let now = Timestamp::from_micros(*at);
-            let cost = match act {
-                Call(cost) => *cost,
-                Refund(tokens) => {
-                    refund(&limit, &mut state, now, Cost::new(*tokens));
-                    0
-                }
-                Change(to) => {
-                    limit = *to;
-                    0
-                }
-            };
-            let decision = decide(&limit, &state, now, Want::exactly(Cost::new(cost)));
-            if decision.granted > Cost::ZERO {
-                charge(&limit, &mut state, now, decision.granted);
-            }
-            let came = if decision.allowed() {
-                Left(decision.remaining)
-            } else {
-                Denied(decision.remaining, micros(decision.retry_after))
-            };
-            assert_eq!(came, *then, "step {} at {at} us", i + 1);
-        }
+    fn trace(limit: Limit, steps: &[(u64, Do, Then)]) {
+        table(&TOKEN_BUCKET, limit, steps);
     }
 
     #[test]
