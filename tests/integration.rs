@@ -1,5 +1,6 @@
 //! What the server means, end to end: the same on every store.
 
+mod algorithms;
 mod changes;
 mod leases;
 mod penalties;

@@ -446,6 +446,7 @@ fn on_path(name: &str) -> Option<PathBuf> {
 }
 
 /// Says something that is worth reading even if the test passes: the test runner keeps what `println!` says.
+#[expect(clippy::explicit_write, reason = "what eprintln! says is kept too")]
 pub(crate) fn say(text: &str) {
     use std::io::Write as _;
     writeln!(std::io::stderr(), "{text}").unwrap();

@@ -76,6 +76,66 @@ fn what_is_said_holds() {
 }
 
 #[test]
+fn every_algorithm_is_known_by_its_name() {
+    for algorithm in ALL {
+        let limited = class(&format!("{{ rate: 5/m, algorithm: {} }}", algorithm.name)).unwrap();
+        assert_eq!(limited.algorithm.name, algorithm.name);
+        assert!(limited.wait, "{algorithm:?}: calls are told to wait unless the rule says otherwise");
+    }
+    assert!(!class("{ rate: 5/m, algorithm: leaky_bucket, wait: false }").unwrap().wait);
+}
+
+/// Each bound is accepted, and one more is refused with the bound.
+#[test]
+fn a_limit_that_an_algorithm_can_not_keep_is_refused_with_the_bound() {
+    for (algorithm, rate, most) in [
+        ("sliding_log", "1000000/s", 10_000),
+        ("sliding_log", "1/m", 10_000),
+        ("sliding_window", "1000000/s", 67_108_863),
+        ("sliding_window", "100/m", 86_637),
+        ("gcra", "1/30d", 868),
+        ("token_bucket", "1/30d", 1_737),
+        ("fixed_window", "1/30d", 1_737),
+        ("leaky_bucket", "1/1s", 1_000_000_000),
+    ] {
+        let with = |burst: u64| format!("{{ rate: {rate}, algorithm: {algorithm}, burst: {burst} }}");
+        assert_eq!(class(&with(most)).unwrap().limit.burst(), most, "{algorithm} {rate}");
+        let text = format!("classes: {{ a: {} }}", with(most + 1));
+        let [fault] = faults(&text).try_into().unwrap();
+        let place = (fault.line, fault.column);
+        let column = text.find(&(most + 1).to_string()).unwrap() + 1;
+        assert_eq!(
+            (place, fault.path.as_str()),
+            ((1, column.try_into().unwrap()), "classes.a.burst"),
+            "{fault}"
+        );
+        assert!(fault.message.contains(&most.to_string()), "{fault}");
+        let points_on = fault.message.contains("use sliding_window");
+        assert_eq!(points_on, algorithm == "sliding_log", "{fault}");
+    }
+}
+
+#[test]
+fn a_burst_that_is_the_rates_is_blamed_on_the_rate() {
+    let [fault] = faults("classes: { a: { rate: 10001/s, algorithm: sliding_log } }").try_into().unwrap();
+    assert_eq!(fault.path, "classes.a.rate");
+    assert!(fault.message.contains("sliding_log: a burst of 10001"), "{fault}");
+}
+
+#[test]
+fn only_a_queue_can_be_told_not_to_wait() {
+    for algorithm in ALL.iter().filter(|algorithm| !algorithm.queues()) {
+        let text = format!("classes: {{ a: {{ rate: 5/s, algorithm: {}, wait: true }} }}", algorithm.name);
+        let [fault] = faults(&text).try_into().unwrap();
+        assert_eq!(fault.path, "classes.a.wait");
+        assert!(
+            fault.message.contains(algorithm.name) && fault.message.contains("does not queue"),
+            "{fault}"
+        );
+    }
+}
+
+#[test]
 fn a_class_that_costs_nothing_is_never_limited() {
     for text in ["{ cost: 0 }", "{ cost: 0, rate: 5/s }", "{ cost: 0, sensitive: false, shadow: true }"] {
         assert!(class(text).is_none(), "{text}");
