@@ -389,7 +389,7 @@ proptest! {
 #[test]
 fn the_example_in_the_readme_is_the_one_that_is_valid() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
+    let read = |name: &str| fs::read_to_string(root.join(name)).unwrap();
     assert!(read("README.md").contains(&read("tollgate.example.yaml")));
     let config = Config::check(root.join("tollgate.example.yaml")).unwrap();
     // What it shows of server and store are the defaults.
