@@ -161,6 +161,21 @@ mod tests {
         );
     }
 
+    /// Nineteen within a second: the ten came late in their window, and are counted as if they had come evenly.
+    #[test]
+    fn up_to_twice_the_burst_may_pass_in_a_window() {
+        table(
+            &SLIDING_WINDOW,
+            per(10, S, 10),
+            &[
+                (S - 1, Call(10), Left(0)),
+                (1900 * MS, Call(9), Left(0)),
+                (1900 * MS, Call(1), Denied(0, 100 * MS)),
+                (2 * S, Call(1), Left(0)),
+            ],
+        );
+    }
+
     #[test]
     fn what_is_given_back_is_taken_off_the_current_window() {
         table(

@@ -6,3 +6,4 @@ pub(super) mod model;
 mod properties;
 pub(super) mod table;
 pub(super) mod trace;
+mod windows;
