@@ -125,13 +125,12 @@ fn a_burst_that_is_the_rates_is_blamed_on_the_rate() {
 #[test]
 fn only_a_queue_can_be_told_not_to_wait() {
     for algorithm in ALL.iter().filter(|algorithm| !algorithm.queues()) {
-        let text = format!("classes: {{ a: {{ rate: 5/s, algorithm: {}, wait: true }} }}", algorithm.name);
-        let [fault] = faults(&text).try_into().unwrap();
-        assert_eq!(fault.path, "classes.a.wait");
-        assert!(
-            fault.message.contains(algorithm.name) && fault.message.contains("does not queue"),
-            "{fault}"
-        );
+        for wait in [true, false] {
+            let class = format!("{{ rate: 5/s, algorithm: {}, wait: {wait} }}", algorithm.name);
+            let column = class.find(", wait: ").unwrap() + 12;
+            let message = format!("does nothing with {}, which does not queue calls", algorithm.name);
+            each_is_named_with_its_place(&[(&class, column.try_into().unwrap(), "a.wait", &message)]);
+        }
     }
 }
 
