@@ -303,4 +303,42 @@ mod tests {
         let then = memory.decide_now(&[hit(0, limit(100), None)]);
         assert_eq!(then.first().unwrap().remaining, 1, "it was as good as new after a second");
     }
+
+    /// Logs are what grows: some slowly while other keys come, and some are there for a call.
+    #[test]
+    fn a_flood_of_keys_stays_within_bytes_and_entries() {
+        const KEYS: usize = 64 * 5;
+        const BYTES: usize = 64 * 6_000;
+        let limit = Limit::new(Rate::new(200, Duration::from_secs(3600)).unwrap(), 200).unwrap();
+        for algorithm in ALL {
+            let memory = Memory::new(KEYS, BYTES, Clock::manual(Timestamp::from_micros(1_000_000)));
+            let call = |key: usize| {
+                let hit = Hit {
+                    bucket: BucketName::new(&format!("key {key}"), "class"),
+                    limit,
+                    algorithm,
+                    want: Want::exactly(Cost::new(1)),
+                    shadow: false,
+                    strikes: None,
+                    lease: None,
+                };
+                memory.decide_now(&[hit]);
+            };
+            let mut most = Figures::default();
+            for key in 0..400 {
+                for _ in 0..if key % 2 == 0 { 1 } else { 40 } {
+                    call(key);
+                    call(key / 2);
+                }
+                let Figures { buckets, bytes, dropped, .. } = memory.figures();
+                assert!(buckets <= KEYS && bytes <= BYTES, "{algorithm:?}: {buckets} buckets, {bytes} bytes");
+                most.buckets = most.buckets.max(buckets);
+                most.bytes = most.bytes.max(bytes);
+                most.dropped = dropped;
+            }
+            assert!(most.dropped > 0, "{algorithm:?}: it was no flood");
+            // One of the bounds was reached, or nearly so.
+            assert!(most.buckets > KEYS / 2 || most.bytes > BYTES / 2, "{algorithm:?}: {most:?}");
+        }
+    }
 }
