@@ -9,7 +9,7 @@
 mod traces;
 
 use crate::naive::{Naive, micros};
-use crate::stores::{Ask, START, Tested, kinds, memory};
+use crate::stores::{Ask, START, Tested, each, kinds, memory};
 use crate::support::Redis;
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{Client, cmd};
@@ -19,9 +19,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tollgate_server::algorithm::ALL;
+use tollgate_server::algorithm::{ALL, Algorithm};
 use tollgate_server::clock::Clock;
-use tollgate_server::limit::{Cost, Decision, Timestamp, Want};
+use tollgate_server::limit::{Cost, Decision, Limit, Rate, Timestamp, Want};
 use tollgate_server::request::Strikes;
 use tollgate_server::store::Store;
 use traces::{Amount, RuleSpec, Shift, Step, Trace, Unused, Wish, traces};
@@ -233,5 +233,40 @@ impl Run<'_> {
         for (_, connection) in &self.bench.redis {
             cmd("DEL").arg(&gone).exec_async(&mut connection.clone()).await.unwrap();
         }
+    }
+}
+
+/// Random traces keep logs short; this one is as long as a log may be, and is cut in the middle of a grant.
+#[tokio::test]
+async fn a_long_log_is_forgotten_searched_and_cut_alike() {
+    let clock = Clock::manual(START);
+    let limit = Limit::new(Rate::new(10_000, Duration::from_secs(10)).unwrap(), 10_000).unwrap();
+    let log = Algorithm::named("sliding_log").unwrap();
+    let at = |millis: u64| Timestamp::from_micros(START.as_micros() + 1000 * millis);
+    let mut told = Vec::new();
+    for tested in each(&clock).await {
+        clock.set(at(0));
+        let ask = |cost: u64| Ask::new("k", "c", limit, cost).by(log);
+        let lease = ask(6000).leased(6000, Duration::from_secs(60));
+        let mut said = vec![lease.of(&*tested.store).await];
+        for n in 0..1000 {
+            clock.set(at(n));
+            said.push(ask(3).of(&*tested.store).await);
+        }
+        for cost in [1001, 2500, 7001, 9999, 10_000] {
+            said.push(ask(cost).of(&*tested.store).await);
+        }
+        let credited = tested.store.settle(lease.settlement(2000), None).await.unwrap();
+        for (millis, cost) in [(1000, 4000), (9999, 1), (10_500, 3000), (11_500, 10_000), (90_000, 10_000)] {
+            clock.set(at(millis));
+            said.push(ask(cost).of(&*tested.store).await);
+        }
+        told.push((tested.name, credited, said));
+    }
+    let (_, credited, said) = &told[0];
+    assert_eq!(*credited, Cost::new(2000));
+    assert!(said.iter().any(Decision::allowed) && !said.iter().all(Decision::allowed));
+    for (name, other, all) in &told[1..] {
+        assert_eq!((other, all), (credited, said), "{name}");
     }
 }

@@ -37,6 +37,8 @@ pub struct Algorithm {
     pub check: fn(&Limit) -> Result<(), LimitError>,
     /// May its tokens be lent?
     pub lending: Lending,
+    /// Does an allowed call have to wait for its turn?
+    pub queues: bool,
     /// What would become of a call now. Changes nothing.
     pub decide: fn(&Limit, &State, Timestamp, Want) -> Decision,
     /// Takes what `decide` granted at the same time.
@@ -92,12 +94,6 @@ impl Algorithm {
             Lending::UntilReset => valid_for.min(reset_after),
             Lending::Freely | Lending::Never => valid_for,
         }
-    }
-
-    /// Does an allowed call have to wait for its turn?
-    #[must_use]
-    pub fn queues(&self) -> bool {
-        self.lending == Lending::Never
     }
 }
 

@@ -105,7 +105,7 @@ impl Rate {
             return Err(LimitError::Period { period, longest });
         }
         let period = NonZeroU64::new(micros(period)).ok_or(LimitError::NoRate)?;
-        let per_second = u128::from(count.get()) * 1_000_000 / u128::from(period.get());
+        let per_second = (u128::from(count.get()) * 1_000_000).div_ceil(u128::from(period.get()));
         if per_second > u128::from(Self::MOST_PER_SECOND) {
             return Err(LimitError::TooFast { per_second, most: Self::MOST_PER_SECOND });
         }

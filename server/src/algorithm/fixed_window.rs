@@ -20,6 +20,7 @@ pub(super) const FIXED_WINDOW: Algorithm = Algorithm {
     tag: 3,
     check: any_limit,
     lending: Lending::UntilReset,
+    queues: false,
     decide,
     charge,
     refund,

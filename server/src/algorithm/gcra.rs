@@ -25,6 +25,7 @@ pub(super) const GCRA: Algorithm = Algorithm {
     tag: 6,
     check,
     lending: Lending::Freely,
+    queues: false,
     decide,
     charge,
     refund,

@@ -20,6 +20,7 @@ pub(super) const LEAKY_BUCKET: Algorithm = Algorithm {
     check: any_limit,
     // A chunk would jump the queue.
     lending: Lending::Never,
+    queues: true,
     decide,
     charge,
     refund,

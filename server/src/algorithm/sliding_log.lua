@@ -29,7 +29,21 @@ local function see(limit, state, now)
     'WITHSCORES', 'LIMIT', 0, 1))
   local before = last.total
   if first then before = first.total - first.cost end
-  return { at = at, older = older, before = before, total = last.total }
+  return { at = at, older = older, before = before, total = last.total, first = first }
+end
+
+-- The rank of the first grant until which at least `total` tokens had been granted.
+local function reaching(key, total)
+  local low, high = 0, redis.call('ZCARD', key) - 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if ranked(key, middle).total < total then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
 end
 
 local function forget_older(state, seen)
@@ -52,17 +66,13 @@ local function decide(limit, state, now, at_least, at_most)
 
   local function retry_after()
     local to_go = math.max(used + math.min(at_least, limit.burst) - limit.burst, 1)
-    local low, high = 0, redis.call('ZCARD', state.key) - 1
-    while low < high do
-      local middle = math.floor((low + high) / 2)
-      if ranked(state.key, middle).total < seen.before + to_go then
-        low = middle + 1
-      else
-        high = middle
-      end
+    local goes = seen.first
+    if not goes then return 0 end
+    -- Mostly the oldest grant is all that has to go.
+    if goes.total < seen.before + to_go then
+      goes = ranked(state.key, reaching(state.key, seen.before + to_go))
     end
-    local goes = ranked(state.key, low)
-    return goes and goes.at + length - now or 0
+    return goes.at + length - now
   end
   local function reset_after(granted)
     if granted > 0 then return seen.at + length - now end
@@ -89,15 +99,14 @@ local function refund(limit, state, now, cost)
   forget_older(state, seen)
   -- The latest grants are the ones that are given back.
   local total = seen.total - credited
-  while state.last and state.last.total > total do
-    local last = state.last
-    redis.call('ZREMRANGEBYRANK', state.key, -1, -1)
-    local before = last.total - last.cost
-    if before < total then
-      add(state, last.at, total, total - before)
-    else
-      state.last = ranked(state.key, -1)
-    end
+  local rank = reaching(state.key, total)
+  local cut = ranked(state.key, rank)
+  local before = cut.total - cut.cost
+  redis.call('ZREMRANGEBYRANK', state.key, rank, -1)
+  if before < total then
+    add(state, cut.at, total, total - before)
+  else
+    state.last = ranked(state.key, -1)
   end
   return credited
 end

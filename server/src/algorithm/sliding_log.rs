@@ -24,6 +24,7 @@ pub(super) const SLIDING_LOG: Algorithm = Algorithm {
     tag: 4,
     check,
     lending: Lending::Freely,
+    queues: false,
     decide,
     charge,
     refund,

@@ -28,6 +28,7 @@ pub(super) const SLIDING_WINDOW: Algorithm = Algorithm {
     tag: 5,
     check,
     lending: Lending::Freely,
+    queues: false,
     decide,
     charge,
     refund,

@@ -25,6 +25,7 @@ pub(super) const TOKEN_BUCKET: Algorithm = Algorithm {
     tag: 1,
     check: any_limit,
     lending: Lending::Freely,
+    queues: false,
     decide,
     charge,
     refund,

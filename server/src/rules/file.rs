@@ -104,13 +104,18 @@ fn rule(name: &str, given: &Given<Class>, all: &mut Section<'_>) -> Option<Rule>
         at.fault("", None, format!("expected a `rate` ({RATE}), or `cost: 0` for a class without a limit"));
         return None;
     };
-    let limit = Limit::new(rate, burst.unwrap_or(rate.count()))
+    let named = algorithm.map_or(String::new(), |algorithm| format!("{}: ", algorithm.name));
+    let algorithm = algorithm.or_else(|| ALL.first())?;
+    let limit = limit(rate, burst.unwrap_or(rate.count()), algorithm)
         .map_err(|error| {
+            // A burst that is not there is the rate's.
             let (key, blamed) = match (error, class.burst.place()) {
-                (LimitError::NoBurst | LimitError::Burst { .. }, Some(place)) => ("burst", Some(place)),
+                (LimitError::NoBurst | LimitError::Burst { .. } | LimitError::Log { .. }, Some(place)) => {
+                    ("burst", Some(place))
+                }
                 _ => ("rate", class.rate.place()),
             };
-            at.fault(key, blamed, error.to_string());
+            at.fault(key, blamed, format!("{named}{error}"));
         })
         .ok()?;
     let cost = cost.unwrap_or(1);
@@ -119,18 +124,7 @@ fn rule(name: &str, given: &Given<Class>, all: &mut Section<'_>) -> Option<Rule>
         at.fault("cost", class.cost.place(), message);
         return None;
     }
-    let algorithm = algorithm.or_else(|| ALL.first())?;
-    (algorithm.check)(&limit)
-        .map_err(|error| {
-            // A burst that is not there is the rate's.
-            let (key, blamed) = match class.burst.place() {
-                Some(place) => ("burst", Some(place)),
-                None => ("rate", class.rate.place()),
-            };
-            at.fault(key, blamed, format!("{}: {error}", algorithm.name));
-        })
-        .ok()?;
-    if wait.is_some() && !algorithm.queues() {
+    if wait.is_some() && !algorithm.queues {
         let message = format!("does nothing with {}, which does not queue calls", algorithm.name);
         at.fault("wait", class.wait.place(), message);
         return None;
@@ -138,6 +132,21 @@ fn rule(name: &str, given: &Given<Class>, all: &mut Section<'_>) -> Option<Rule>
     let wait = wait.unwrap_or(true);
     let limited = Limited { limit, algorithm, cost: Cost::new(cost), sensitive, penalty, shadow, wait };
     Some(Rule { class: name.to_owned(), limited: Some(limited) })
+}
+
+/// The limit, if it can be and the algorithm can keep it. Of two bounds the error says the lower.
+fn limit(rate: Rate, burst: u64, algorithm: &Algorithm) -> Result<Limit, LimitError> {
+    match Limit::new(rate, burst) {
+        Ok(limit) => (algorithm.check)(&limit).map(|()| limit),
+        Err(error @ LimitError::Burst { most, .. }) => {
+            match Limit::new(rate, most).and_then(|limit| (algorithm.check)(&limit)) {
+                Err(LimitError::Burst { most, .. }) => Err(LimitError::Burst { burst, most }),
+                Err(LimitError::Log { most, .. }) => Err(LimitError::Log { burst, most }),
+                _ => Err(error),
+            }
+        }
+        Err(error) => Err(error),
+    }
 }
 
 const RATE: &str = "N/s, N/m, N/h, N/d or N/<duration>";

@@ -19,7 +19,7 @@ fn every_algorithm_does_what_its_trace_in_the_docs_says() {
         let columns = cells(rows.next().unwrap_or_else(|| panic!("{algorithm:?} has no trace")));
         let rows: Vec<_> = rows.skip(1).take_while(|line| line.starts_with('|')).collect();
         assert!(rows.len() >= 4, "{algorithm:?} has a trace of {} rows", rows.len());
-        assert_eq!(columns.contains(&"wait"), algorithm.queues(), "{algorithm:?}: a column `wait`");
+        assert_eq!(columns.contains(&"wait"), algorithm.queues, "{algorithm:?}: a column `wait`");
 
         let mut state = State::default();
         for row in rows {

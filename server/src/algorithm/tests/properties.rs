@@ -349,7 +349,7 @@ proptest! {
         for mut bucket in lived(start, limit, &trace) {
             let before = bucket.peek();
             let decision = bucket.take(want);
-            if !bucket.algorithm.queues() || !decision.allowed() {
+            if !bucket.algorithm.queues || !decision.allowed() {
                 prop_assert_eq!(decision.wait, Duration::ZERO);
                 continue;
             }
