@@ -2,7 +2,7 @@
 //! everything.
 
 use crate::naive::micros;
-use crate::stores::{Ask, START, Tested, config, kinds, left, limit, once};
+use crate::stores::{Ask, START, Tested, config, kinds, left, limit, named, once};
 use crate::support::{Redis, engines, eventually};
 use deadpool_redis::redis::from_redis_value;
 use std::time::Duration;
@@ -247,6 +247,21 @@ async fn a_bucket_that_is_given_everything_back_is_gone() {
         assert_eq!(credited.get(), 10, "{}", tested.name);
         let keys = keys(tested.redis.as_ref().unwrap()).await;
         assert!(keys.is_empty(), "{}: {keys:?}", tested.name);
+    }
+}
+
+#[tokio::test]
+async fn a_log_remembers_what_is_in_its_window_and_no_more() {
+    let clock = Clock::manual(START);
+    for tested in each_on_redis(&clock).await {
+        let redis = tested.redis.as_ref().unwrap();
+        let ask = Ask::new("alice", "read", limit(5, 3600, 5), 1).by(named("sliding_log"));
+        for call in 1..20 {
+            clock.set(START.after(hour() / 3 * u32::try_from(call).unwrap()));
+            assert!(ask.of(&*tested.store).await.allowed());
+            // At each third call the first of them is a window old.
+            assert_eq!(number(redis, &["ZCARD", "rl:{alice}:read"]).await, call.min(3), "{}", tested.name);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::table::{S, per};
 use super::trace::{Act, Bucket, Step, fitted, limits, new, starts, steady};
-use crate::limit::{Cost, Limit, Timestamp, Want, micros};
+use crate::limit::{Cost, Limit, State, Timestamp, Want, micros};
 use proptest::prelude::*;
 
 /// A sliding window and a log with the same limit.
@@ -97,5 +97,21 @@ proptest! {
             bucket.take(Want::exactly(cost));
         }
         prop_assert_eq!(used(&window), used(&log) + late);
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_log_remembers_what_is_in_its_window_and_no_more(start in starts(), limit in limits(), trace in steady()) {
+        let (_, mut log) = both(start, limit);
+        for step in &trace {
+            if log.live(step).is_none_or(|decision| decision.granted == Cost::ZERO) {
+                continue;
+            }
+            let State::Log(kept) = &log.state else { panic!("{log:?}") };
+            let (last, _) = *kept.granted.back().unwrap();
+            let length = micros(log.limit.window());
+            prop_assert!(kept.granted.iter().all(|(at, _)| at + length > last), "{:?}", log);
+        }
     }
 }
