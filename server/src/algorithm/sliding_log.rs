@@ -12,7 +12,8 @@
 //!
 //! **Cost.** An entry a grant, at most the burst, so the burst is bounded.
 //!
-//! **Time** never runs backwards: at a time before the last grant it is the time of the grant.
+//! **Time** never runs backwards: at a time before the last grant it is the time of the grant. A grant that is
+//! given back takes its time with it; should the clock be behind just then, what was older can be granted again.
 //!
 //! Source: folklore; the running totals are ours. Twin: `sliding_log.lua`, where the log is a sorted set.
 
