@@ -2,7 +2,7 @@
 //! is ever minted), I6 (a Redis that was lost is owed nothing).
 
 use crate::naive::micros;
-use crate::stores::{Ask, START, Tested, at_once, each, kinds, left, limit, memory, once};
+use crate::stores::{Ask, START, Tested, at_once, each, kinds, left, limit, memory, named, once};
 use crate::support::eventually;
 use deadpool_redis::redis::Value;
 use proptest::prelude::*;
@@ -353,5 +353,42 @@ async fn a_redis_that_was_emptied_is_owed_nothing() {
             assert_eq!(settle(&*store, &lease, 15).await, 0, "{}, restarted: {restarted}", tested.name);
             assert_eq!(left(&*store, &ask).await, before, "{}, restarted: {restarted}", tested.name);
         }
+    }
+}
+
+/// The end of a log is that of its latest grant, and a grant that is given back was none.
+#[tokio::test]
+async fn what_a_log_gets_back_leaves_the_end_of_what_is_left() {
+    let clock = Clock::manual(START);
+    let half = Duration::from_secs(1800);
+    for tested in each(&clock).await {
+        clock.set(START);
+        let ask = Ask::new("alice", "read", limit(5, 3600, 5), 1).by(named("sliding_log"));
+        ask.of(&*tested.store).await;
+        clock.set(START.after(half));
+        let lease = ask.clone().leased(3, half);
+        assert_eq!(lease.of(&*tested.store).await.granted, Cost::new(3), "{}", tested.name);
+        assert_eq!(tested.store.settle(lease.settlement(3), None).await.unwrap(), Cost::new(3));
+        let peek = Ask { want: Want::exactly(Cost::ZERO), ..ask }.of(&*tested.store).await;
+        assert_eq!((peek.remaining, peek.reset_after), (4, half), "{}", tested.name);
+    }
+}
+
+/// Under a window so long that a count can not be told exactly, nothing of it is forgiven.
+#[tokio::test]
+async fn what_comes_back_under_a_much_longer_window_forgives_nothing() {
+    let clock = Clock::manual(START);
+    for tested in each(&clock).await {
+        let ask = Ask::new("alice", "read", limit(1000, 3600, 1000), 1).by(named("sliding_window"));
+        let lease = ask.clone().leased(500, Duration::from_secs(60));
+        assert_eq!(lease.of(&*tested.store).await.remaining, 500, "{}", tested.name);
+        let long = Ask { limit: limit(1, 30 * 86_400, 41), ..lease };
+        assert_eq!(
+            tested.store.settle(long.settlement(9), None).await.unwrap(),
+            Cost::ZERO,
+            "{}",
+            tested.name
+        );
+        assert_eq!(left(&*tested.store, &ask).await, 500, "{}", tested.name);
     }
 }

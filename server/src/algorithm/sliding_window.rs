@@ -162,6 +162,21 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_count_too_large_for_a_long_window_is_owed_and_not_forgiven_there() {
+        let (short, long) = (per(1000, S, 1000), per(1, 30 * 86_400 * S, 41));
+        table(
+            &SLIDING_WINDOW,
+            short,
+            &[
+                (0, Call(500), Left(500)),
+                (0, Change(long), Denied(0, 160_673_142_857_143)),
+                (0, Refund(9), Denied(0, 160_673_142_857_143)),
+                (0, Change(short), Left(500)),
+            ],
+        );
+    }
+
     /// Nineteen within a second: the ten came late in their window, and are counted as if they had come evenly.
     #[test]
     fn up_to_twice_the_burst_may_pass_in_a_window() {

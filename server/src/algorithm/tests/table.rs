@@ -53,7 +53,10 @@ pub(in crate::algorithm) fn table(algorithm: &Algorithm, mut limit: Limit, steps
         let came = match (decision.allowed(), micros(decision.wait)) {
             (true, 0) => Then::Left(decision.remaining),
             (true, wait) => Then::Waits(wait, decision.remaining),
-            (false, _) => Then::Denied(decision.remaining, micros(decision.retry_after)),
+            (false, wait) => {
+                assert_eq!(wait, 0, "{algorithm:?}, step {}: nobody waits for a denied call", i + 1);
+                Then::Denied(decision.remaining, micros(decision.retry_after))
+            }
         };
         assert_eq!(came, *then, "{algorithm:?}, step {} at {at} us", i + 1);
     }
