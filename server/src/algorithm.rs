@@ -45,8 +45,9 @@ pub struct Algorithm {
     pub charge: fn(&Limit, &mut State, Timestamp, Cost),
     /// Gives tokens back; returns how many there was room for.
     pub refund: fn(&Limit, &mut State, Timestamp, Cost) -> Cost,
-    /// The same in Lua: a chunk that returns a table of these three functions. It may use `div_ceil`, `whole`, `level`,
-    /// `window` and the tables of algorithms before it in [`ALL`].
+    /// The same in Lua: a chunk that returns a table of these three functions. One that keeps more than words
+    /// adds `load`, and one that lends [`UntilReset`](Lending::UntilReset) adds `until_reset = true`. It may use
+    /// `div_ceil`, `whole`, `level`, `window` and the tables of algorithms before it in [`ALL`].
     pub lua: &'static str,
 }
 

@@ -38,7 +38,8 @@ fn told(answer: &Answer) -> String {
     let span = |span: Duration| humantime::format_duration(span).to_string();
     let verdict = match answer.denied {
         None if *limit == 0 => return format!("allowed: class {rule} is never limited"),
-        None => format!("allowed: {cost} taken"),
+        None if answer.wait.is_zero() => format!("allowed: {cost} taken"),
+        None => format!("allowed after {}: {cost} taken", span(answer.wait)),
         Some(why) => {
             let why = match why {
                 Denial::OverLimit => "over the limit",
@@ -78,6 +79,10 @@ mod tests {
         assert_eq!(
             told(&answer(None)),
             "allowed: 10 taken, 3 of 200 left, as good as new in 1s 970ms (class search)"
+        );
+        assert_eq!(
+            told(&Answer { wait: Duration::from_millis(300), ..answer(None) }),
+            "allowed after 300ms: 10 taken, 3 of 200 left, as good as new in 1s 970ms (class search)"
         );
         assert_eq!(
             told(&answer(Some(Denial::OverLimit))),

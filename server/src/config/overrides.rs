@@ -48,11 +48,11 @@ pub struct Overrides {
     #[arg(long, value_name = "N", env = "TOLLGATE_STORE_CONNECTIONS", value_parser = by(setting::connections))]
     store_connections: Option<usize>,
 
-    /// How many buckets memory holds at most [default: 1000000]
+    /// How many buckets memory holds at most, and as many records and leases [default: 1000000]
     #[arg(long, value_name = "N", env = "TOLLGATE_MAX_KEYS", value_parser = by(setting::max_keys))]
     max_keys: Option<usize>,
 
-    /// How many bytes memory takes for buckets at most [default: 1073741824]
+    /// How many bytes memory takes at most for each of the three [default: 1073741824]
     #[arg(long, value_name = "BYTES", env = "TOLLGATE_MAX_BYTES", value_parser = by(setting::max_bytes))]
     max_bytes: Option<usize>,
 }

@@ -1,6 +1,6 @@
 -- Decides a batch of calls inside Redis, in order of arrival, each in one atomic step: the twin of
--- store/memory.rs. Put before this text are `div_ceil`, `whole`, the table `algorithms` (by tag) and
--- `strike`, from the .lua files of their rooms.
+-- store/memory.rs. Put before this text are `div_ceil`, `whole`, `level`, `window`, the table
+-- `algorithms` (by tag) and `strike`, from the .lua files of their rooms.
 --
 -- ARGV[1], msgpack: { now, linger, rules, calls }
 --   now     microseconds since 1970, or 0: ask this server's clock

@@ -3,7 +3,7 @@
 //! An entry that has ended is not there. It is swept out by later insertions, a few looks each, so no
 //! insertion takes long and no timer runs. A map that is full first drops, of a few entries, the one whose
 //! end is nearest: of buckets that is the one closest to being as good as new, so whoever floods the map
-//! with keys pushes out his own.
+//! with keys of one class pushes out his own. Where ends differ much, what ends sooner goes first.
 
 use crate::limit::Timestamp;
 use indexmap::IndexMap;
