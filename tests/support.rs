@@ -280,7 +280,7 @@ impl Redis {
 
     /// What it answers to a command: a look at the keys from outside.
     pub(crate) async fn command(&self, words: &[&str]) -> redis::Value {
-        self.try_command(words).await.unwrap_or_else(|why| panic!("{words:?}: {why}"))
+        self.say(words, DEADLINE).await.unwrap_or_else(|why| panic!("{words:?}: {why}"))
     }
 
     /// The same, for when it may not answer.
@@ -289,16 +289,30 @@ impl Redis {
     ///
     /// When it refuses the connection or the command, or does not answer within half a second.
     pub(crate) async fn try_command(&self, words: &[&str]) -> redis::RedisResult<redis::Value> {
-        let patience = Some(Duration::from_millis(500));
-        let config = redis::AsyncConnectionConfig::new()
-            .set_connection_timeout(patience)
-            .set_response_timeout(patience);
+        self.say(words, Duration::from_millis(500)).await
+    }
+
+    async fn say(&self, words: &[&str], patience: Duration) -> redis::RedisResult<redis::Value> {
         // A connection each time: one that has seen a crash is of no use after it.
-        let client = redis::Client::open(self.url())?;
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = self.connection(patience).await?;
         let mut command = redis::Cmd::new();
         command.arg(words);
         command.query_async(&mut connection).await
+    }
+
+    /// A connection of one's own, on which nothing is waited for longer.
+    ///
+    /// # Errors
+    ///
+    /// When it refuses, or does not answer in time.
+    pub(crate) async fn connection(
+        &self,
+        patience: Duration,
+    ) -> redis::RedisResult<redis::aio::MultiplexedConnection> {
+        let config = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(patience))
+            .set_response_timeout(Some(patience));
+        redis::Client::open(self.url())?.get_multiplexed_async_connection_with_config(&config).await
     }
 
     /// Its process, to look at.
