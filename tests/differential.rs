@@ -1,5 +1,8 @@
 //! Every store gives the same decisions: memory, Redis on each engine, and a naive model, on random traces.
 //!
+//! Redis is asked twice: call by call, and with what happens at one moment sent together, so that calls of one
+//! batch meet in it.
+//!
 //! Each trace, and each step of shrinking one, has keys of its own, so that one Redis serves all of them.
 //!
 //! Synthetic time ends no key of a Redis, so what has ended is dropped by hand: leases always, buckets where
@@ -9,10 +12,11 @@
 mod traces;
 
 use crate::naive::{Naive, micros};
-use crate::stores::{Ask, START, Tested, each, kinds, memory};
-use crate::support::Redis;
+use crate::stores::{Ask, START, Tested, config, each, kinds, memory};
+use crate::support::DEADLINE;
 use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{Client, cmd};
+use deadpool_redis::redis::cmd;
+use futures_util::future::join_all;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence, TestCaseResult, TestRunner};
 use std::collections::{HashMap, HashSet};
@@ -21,9 +25,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tollgate_server::algorithm::{ALL, Algorithm};
 use tollgate_server::clock::Clock;
+use tollgate_server::config::StoreConfig;
 use tollgate_server::limit::{Cost, Decision, Limit, Rate, Timestamp, Want};
 use tollgate_server::request::Strikes;
-use tollgate_server::store::Store;
+use tollgate_server::store::{Store, connect};
 use traces::{Amount, RuleSpec, Shift, Step, Trace, Unused, Wish, traces};
 
 #[test]
@@ -61,8 +66,8 @@ impl Bench {
         let mut redis = Vec::new();
         for kind in kinds() {
             let tested = kind.start(&clock).await;
-            let Some(url) = tested.redis.as_ref().map(Redis::url) else { continue };
-            let connection = Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+            let Some(at) = &tested.redis else { continue };
+            let connection = at.connection(DEADLINE).await.unwrap();
             redis.push((tested, connection));
         }
         Self { clock, redis, cases: AtomicU64::new(0) }
@@ -82,12 +87,16 @@ impl Bench {
             leases: Vec::new(),
             left: HashMap::new(),
             last: Vec::new(),
+            together: Vec::new(),
         };
         for (step, shift) in &trace.steps {
             run.step(step).await?;
+            if !matches!(shift, Shift::None) {
+                run.send_together().await?;
+            }
             run.shift(*shift);
         }
-        Ok(())
+        run.send_together().await
     }
 }
 
@@ -107,12 +116,24 @@ struct Run<'b> {
     left: HashMap<(usize, usize), u64>,
     /// The last decisions.
     last: Vec<Decision>,
+    /// What has happened at this moment.
+    together: Vec<Event>,
 }
+
+/// A call of a store, and what it has to answer.
+#[derive(Debug)]
+enum Event {
+    Call(Vec<Ask>, Vec<Decision>),
+    Settle(Box<Ask>, u64, Cost),
+}
+
+/// Where batches are kept apart from calls that are sent alone.
+const BATCHED: &str = "batched";
 
 impl Run<'_> {
     async fn step(&mut self, step: &Step) -> TestCaseResult {
         self.bench.clock.set(Timestamp::from_micros(self.now));
-        self.drop_ended().await;
+        self.drop_ended().await?;
         match step {
             Step::Call(wishes) => self.call(wishes).await,
             Step::Settle { which, unused } if !self.leases.is_empty() => {
@@ -152,6 +173,7 @@ impl Run<'_> {
         for (wish, decision) in wishes.iter().zip(&expected) {
             self.left.insert((wish.key, wish.class), decision.remaining);
         }
+        self.together.push(Event::Call(asks.clone(), expected.clone()));
         let leases = wishes.iter().zip(asks).filter(|(_, ask)| ask.lease.is_some());
         self.leases.extend(leases.map(|(wish, ask)| (ask, wish.class)));
         self.last = expected;
@@ -165,12 +187,55 @@ impl Run<'_> {
             Unused::Everything => ask.want.at_most.get(),
             Unused::More => u32::MAX.into(),
         };
+        let is_its = |other: &Ask| other.bucket() == ask.bucket() && other.lease.is_some();
+        if self.together.iter().any(|event| matches!(event, Event::Call(asks, _) if asks.iter().any(is_its)))
+        {
+            // Nobody can know a lease before it is granted.
+            self.send_together().await?;
+        }
         let expected = Cost::new(self.naive.settle(ask, unused, self.now));
+        self.together.push(Event::Settle(Box::new(ask.clone()), unused, expected));
         let of_memory = self.memory.settle(ask.settlement(unused), None).await.unwrap();
         prop_assert_eq!(of_memory, expected, "memory at {}, {} of {:#?}", self.now, unused, ask);
         for (tested, _) in &self.bench.redis {
             let of_redis = tested.store.settle(ask.settlement(unused), None).await.unwrap();
             prop_assert_eq!(of_redis, expected, "{} at {}, {} of {:#?}", tested.name, self.now, unused, ask);
+        }
+        Ok(())
+    }
+
+    /// Sends what has happened at this moment at once: the first goes out alone, the others meanwhile wait.
+    async fn send_together(&mut self) -> TestCaseResult {
+        let events = std::mem::take(&mut self.together);
+        for (tested, _) in &self.bench.redis {
+            // A new one: what it remembers of denials would answer before its turn.
+            let config = StoreConfig {
+                connections: 1,
+                prefix: BATCHED.into(),
+                ..config(&tested.redis.as_ref().unwrap().url())
+            };
+            let store = connect(&config, self.bench.clock.clone()).unwrap();
+            let answers = join_all(events.iter().map(async |event| match event {
+                Event::Call(asks, _) => {
+                    let decisions = store.decide(asks.iter().map(Ask::hit).collect(), None).await.unwrap();
+                    Event::Call(asks.clone(), decisions)
+                }
+                Event::Settle(ask, unused, _) => {
+                    let credited = store.settle(ask.settlement(*unused), None).await.unwrap();
+                    Event::Settle(ask.clone(), *unused, credited)
+                }
+            }));
+            for (n, (answer, event)) in answers.await.iter().zip(&events).enumerate() {
+                match (answer, event) {
+                    (Event::Call(_, decided), Event::Call(_, expected)) => {
+                        prop_assert_eq!(decided, expected, "{}, {} of {:#?}", tested.name, n, events);
+                    }
+                    (Event::Settle(_, _, credited), Event::Settle(_, _, expected)) => {
+                        prop_assert_eq!(credited, expected, "{}, {} of {:#?}", tested.name, n, events);
+                    }
+                    _ => unreachable!("each is answered in its kind"),
+                }
+            }
         }
         Ok(())
     }
@@ -221,18 +286,21 @@ impl Run<'_> {
         };
     }
 
-    async fn drop_ended(&mut self) {
+    async fn drop_ended(&mut self) -> TestCaseResult {
         let ended = self.naive.forget(self.now);
         self.now = self.now.max(self.naive.ended);
         self.bench.clock.set(Timestamp::from_micros(self.now));
         let gone = ended.iter().filter(|name| self.rules_change || name.starts_with("lease:"));
-        let gone: Vec<_> = gone.map(|name| format!("rl:{name}")).collect();
+        let gone: Vec<_> =
+            gone.flat_map(|name| ["rl", BATCHED].map(|prefix| format!("{prefix}:{name}"))).collect();
         if gone.is_empty() {
-            return;
+            return Ok(());
         }
+        self.send_together().await?;
         for (_, connection) in &self.bench.redis {
             cmd("DEL").arg(&gone).exec_async(&mut connection.clone()).await.unwrap();
         }
+        Ok(())
     }
 }
 

@@ -195,7 +195,9 @@ async fn every_key_expires() {
             for (key, hours) in [("rl:{alice}:read", 1), ("rl:{alice}:write", 3)] {
                 let left = redis.command(&["PTTL", key]).await;
                 let left: u64 = deadpool_redis::redis::from_redis_value(left).expect("an expiry");
-                assert!(is_just_below(Duration::from_millis(left), hours * HOUR), "{key}: {left} ms");
+                // A bucket may be kept a second longer.
+                let span = hours * HOUR + Duration::from_secs(1);
+                assert!(is_just_below(Duration::from_millis(left), span), "{key}: {left} ms");
             }
         }
     }

@@ -2,7 +2,7 @@
 //! everything.
 
 use crate::naive::micros;
-use crate::stores::{Ask, START, Tested, config, kinds, left, limit, named, once};
+use crate::stores::{Ask, START, config, each_on_redis, kinds, left, limit, named, once};
 use crate::support::{Redis, engines, eventually};
 use deadpool_redis::redis::from_redis_value;
 use std::time::Duration;
@@ -31,15 +31,6 @@ const ODD: [&str; 14] = [
     "nul\0nul",
     "a b\t\r\n",
 ];
-
-async fn each_on_redis(clock: &Clock) -> Vec<Tested> {
-    let mut all = Vec::new();
-    for kind in kinds() {
-        let tested = kind.start(clock).await;
-        all.extend(tested.redis.is_some().then_some(tested));
-    }
-    all
-}
 
 async fn keys(redis: &Redis) -> Vec<String> {
     let mut keys: Vec<String> = from_redis_value(redis.command(&["KEYS", "*"]).await).unwrap();
@@ -199,8 +190,8 @@ async fn every_key_expires() {
     }
 }
 
-/// Not a moment before the bucket is as good as new, since then it would give more than its limit, and no
-/// longer than it takes a clock of milliseconds.
+/// Not a moment before the bucket is as good as new, since then it would give more than its limit, and no more
+/// than a second later or when it would have filled.
 #[tokio::test]
 async fn a_bucket_ends_when_it_is_as_good_as_new() {
     for tested in each_on_redis(&Clock::system()).await {
@@ -213,15 +204,38 @@ async fn a_bucket_ends_when_it_is_as_good_as_new() {
             // Whole milliseconds, and a little less and more.
             let rate = Rate::new(1, Duration::from_micros(60_000_000 + n % 5 - 2)).unwrap();
             let ask = Ask::new(&format!("key {n}"), "c", Limit::new(rate, 3).unwrap(), 1);
-            let before = time().await;
-            let reset_after = micros(ask.of(&*tested.store).await.reset_after);
-            let after = time().await;
-            let ends = number(redis, &["PEXPIRETIME", &format!("rl:{}", ask.bucket().as_str())]).await;
-            let ends = u64::try_from(ends).unwrap() * 1_000;
-            let (early, late) = (before + reset_after, after + reset_after + 1_000);
-            assert!(ends >= early, "{}: it ends {} us early", tested.name, early - ends);
-            assert!(ends <= late, "{}: it ends {} us late", tested.name, ends - late);
+            for _ in 0..3 {
+                let before = time().await;
+                let reset_after = micros(ask.of(&*tested.store).await.reset_after);
+                let after = time().await;
+                let ends = number(redis, &["PEXPIRETIME", &format!("rl:{}", ask.bucket().as_str())]).await;
+                let ends = u64::try_from(ends).unwrap() * 1_000;
+                let full = after + micros(ask.limit.window()) + 1_000;
+                let (early, late) = (before + reset_after, full.min(after + reset_after + 1_001_000));
+                assert!(ends >= early, "{}: it ends {} us early", tested.name, early - ends);
+                assert!(ends <= late, "{}: it ends {} us late", tested.name, ends - late);
+            }
         }
+    }
+}
+
+/// Once told its end, a bucket keeps it as long as it needs no later one.
+#[tokio::test]
+async fn a_bucket_in_use_is_told_a_new_end_when_it_needs_one() {
+    for tested in each_on_redis(&Clock::system()).await {
+        let redis = tested.redis.as_ref().unwrap();
+        // A second for each token, and room for many.
+        let ask = Ask::new("k", "c", limit(1, 1, 1_000), 1);
+        let name = format!("rl:{}", ask.bucket().as_str());
+        let mut ends = Vec::new();
+        for _ in 0..10 {
+            let reset_after = ask.of(&*tested.store).await.reset_after;
+            let left = number(redis, &["PTTL", &name]).await;
+            assert!(u64::try_from(left).unwrap() + 1_000 >= micros(reset_after) / 1_000, "{}", tested.name);
+            ends.push(number(redis, &["PEXPIRETIME", &name]).await);
+        }
+        ends.dedup();
+        assert!((5..=6).contains(&ends.len()), "{}: {ends:?}", tested.name);
     }
 }
 

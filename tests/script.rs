@@ -1,83 +1,90 @@
 //! How Redis is asked: once a decision or less, whatever it has forgotten, and nobody gets another's answer.
 
-use crate::stores::{Ask, Tested, at_once, kinds, left, limit, once};
-use deadpool_redis::redis::FromRedisValue as _;
+use crate::stores::{Ask, at_once, config, each_on_redis, kinds, left, limit, once};
+use futures_util::future::join_all;
 use tollgate_server::clock::Clock;
+use tollgate_server::config::StoreConfig;
 use tollgate_server::limit::Cost;
-use tollgate_server::store::StoreError;
-
-async fn each_on_redis() -> Vec<Tested> {
-    let mut all = Vec::new();
-    for kind in kinds() {
-        let tested = kind.start(&Clock::system()).await;
-        all.extend(tested.redis.is_some().then_some(tested));
-    }
-    all
-}
-
-async fn command(tested: &Tested, words: &[&str]) -> String {
-    let answer = tested.redis.as_ref().unwrap().command(words).await;
-    String::from_redis_value(answer).unwrap()
-}
-
-/// How often clients have called that command.
-async fn calls(tested: &Tested, name: &str) -> u64 {
-    let stats = command(tested, &["INFO", "commandstats"]).await;
-    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
-    line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
-}
+use tollgate_server::store::{StoreError, connect};
 
 #[tokio::test]
 async fn a_decision_is_one_script_call() {
-    for tested in each_on_redis().await {
+    for tested in each_on_redis(&Clock::system()).await {
         let ask = Ask::new("k", "c", once(1000), 1);
         // The first one also brings the script.
         ask.of(&*tested.store).await;
-        let before = calls(&tested, "evalsha").await;
+        let before = tested.calls("evalsha").await;
         for _ in 0..100 {
             assert!(ask.of(&*tested.store).await.allowed());
         }
-        assert_eq!(calls(&tested, "evalsha").await - before, 100, "{}", tested.name);
-        assert_eq!(calls(&tested, "eval").await, 0, "{}", tested.name);
-        assert_eq!(calls(&tested, "script|load").await, 1, "{}", tested.name);
+        assert_eq!(tested.calls("evalsha").await - before, 100, "{}", tested.name);
+        assert_eq!(tested.calls("eval").await, 0, "{}", tested.name);
+        assert_eq!(tested.calls("script|load").await, 1, "{}", tested.name);
     }
 }
 
 #[tokio::test]
 async fn a_call_of_several_buckets_is_one_script_call() {
-    for tested in each_on_redis().await {
+    for tested in each_on_redis(&Clock::system()).await {
         let hits = || (0..20).map(|n| Ask::new(&format!("key {n}"), "c", once(10), 1).hit()).collect();
         tested.store.decide(hits(), None).await.unwrap();
-        let before = calls(&tested, "evalsha").await;
+        let before = tested.calls("evalsha").await;
         tested.store.decide(hits(), None).await.unwrap();
-        assert_eq!(calls(&tested, "evalsha").await - before, 1, "{}", tested.name);
+        assert_eq!(tested.calls("evalsha").await - before, 1, "{}", tested.name);
     }
 }
 
 #[tokio::test]
 async fn decisions_that_come_together_share_script_calls() {
-    for tested in each_on_redis().await {
+    for tested in each_on_redis(&Clock::system()).await {
         let ask = Ask::new("k", "c", once(1000), 1);
         ask.of(&*tested.store).await;
-        let before = calls(&tested, "evalsha").await;
+        let before = tested.calls("evalsha").await;
         let calls_at_once = (0..500).map(|_| {
             let (store, ask) = (tested.store.clone(), ask.clone());
             async move { ask.of(&*store).await.allowed() }
         });
         assert!(at_once(calls_at_once).await.into_iter().all(|allowed| allowed));
-        let sent = calls(&tested, "evalsha").await - before;
+        let sent = tested.calls("evalsha").await - before;
         assert!(sent < 250, "{}: {sent} script calls for 500 decisions", tested.name);
         assert_eq!(left(&*tested.store, &ask).await, 499, "{}", tested.name);
     }
 }
 
+/// Equal keys of a batch are read and written once, and the grants are given in the order of arrival.
+#[tokio::test]
+async fn a_hot_key_is_read_and_written_once_a_script_call() {
+    for tested in each_on_redis(&Clock::system()).await {
+        let ask = Ask::new("k", "c", once(300), 1);
+        // On one connection, or the batches may overtake each other.
+        let config = StoreConfig { connections: 1, ..config(&tested.redis.as_ref().unwrap().url()) };
+        let store = connect(&config, Clock::system()).unwrap();
+        ask.of(&*store).await;
+        let commands = ["evalsha", "mget", "set"];
+        let before = [tested.calls("evalsha").await, tested.calls("mget").await, tested.calls("set").await];
+        let mut asked = Vec::new();
+        for _ in 0..400 {
+            asked.push(ask.of(&*store));
+        }
+        let decisions = join_all(asked).await;
+        let remaining: Vec<_> = decisions.iter().map(|decision| decision.remaining).collect();
+        let expected: Vec<_> = (0..299).rev().chain(std::iter::repeat_n(0, 101)).collect();
+        assert_eq!(remaining, expected, "{}", tested.name);
+        assert_eq!(decisions.iter().filter(|decision| decision.allowed()).count(), 299, "{}", tested.name);
+        for (command, before) in commands.into_iter().zip(before) {
+            let calls = tested.calls(command).await - before;
+            assert!(calls <= 400 / 40 + 4, "{}: {calls} times {command}", tested.name);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_redis_that_forgot_the_script_is_told_it_again_within_the_call() {
-    for tested in each_on_redis().await {
+    for tested in each_on_redis(&Clock::system()).await {
         let ask = Ask::new("k", "c", once(50), 1);
         for n in 1..=50 {
             if n % 10 == 0 {
-                command(&tested, &["SCRIPT", "FLUSH"]).await;
+                tested.command(&["SCRIPT", "FLUSH"]).await;
             }
             let decision = ask.of(&*tested.store).await;
             // Charged, and once.
@@ -89,11 +96,11 @@ async fn a_redis_that_forgot_the_script_is_told_it_again_within_the_call() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_redis_that_forgot_the_script_is_told_it_again_by_whoever_asks() {
-    for tested in each_on_redis().await {
+    for tested in each_on_redis(&Clock::system()).await {
         let ask = Ask::new("k", "c", once(100), 1);
         let mut allowed = 0;
         for _ in 0..10 {
-            command(&tested, &["SCRIPT", "FLUSH"]).await;
+            tested.command(&["SCRIPT", "FLUSH"]).await;
             let calls = (0..16).map(|_| {
                 let (store, ask) = (tested.store.clone(), ask.clone());
                 async move { ask.of(&*store).await.allowed() }
@@ -135,9 +142,9 @@ async fn everybody_gets_their_own_answer() {
 /// A call that fails inside the script fails alone, wherever in it that is.
 #[tokio::test]
 async fn a_key_that_holds_something_else_spoils_its_own_call_only() {
-    for tested in each_on_redis().await {
+    for tested in each_on_redis(&Clock::system()).await {
         // The start of a long msgpack string, and no more.
-        assert_eq!(command(&tested, &["SET", "rl:{spoilt}:c", "Å"]).await, "OK");
+        assert_eq!(tested.command(&["SET", "rl:{spoilt}:c", "Å"]).await, "OK");
         let calls = (0..40).map(|n| {
             let store = tested.store.clone();
             let hit = |key: &str| Ask::new(key, "c", once(5), 1).hit();

@@ -1,6 +1,7 @@
 //! What the tests of stores share: one store of each kind, and what one is asked.
 
 use crate::support::{Engine, Redis, engines};
+use deadpool_redis::redis::FromRedisValue as _;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Barrier;
@@ -31,6 +32,18 @@ impl Tested {
             Some(redis) => open(&redis.url(), &self.clock),
             None => self.store.clone(),
         }
+    }
+
+    /// Says a command to its Redis.
+    pub(crate) async fn command(&self, words: &[&str]) -> String {
+        String::from_redis_value(self.redis.as_ref().unwrap().command(words).await).unwrap()
+    }
+
+    /// How often that command was called in its Redis.
+    pub(crate) async fn calls(&self, name: &str) -> u64 {
+        let stats = self.command(&["INFO", "commandstats"]).await;
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
+        line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
     }
 }
 
@@ -67,6 +80,13 @@ pub(crate) async fn each(clock: &Clock) -> Vec<Tested> {
     for kind in kinds() {
         all.push(kind.start(clock).await);
     }
+    all
+}
+
+/// One on Redis by each engine that is here.
+pub(crate) async fn each_on_redis(clock: &Clock) -> Vec<Tested> {
+    let mut all = each(clock).await;
+    all.retain(|tested| tested.redis.is_some());
     all
 }
 

@@ -8,6 +8,7 @@
 )]
 
 mod atomicity;
+mod denials;
 mod differential;
 mod errors;
 mod fault;

@@ -1,5 +1,6 @@
 //! Where buckets, strikes, blocks and leases are kept, and decided where they are kept.
 
+mod expiring;
 pub mod memory;
 pub mod redis;
 

@@ -3,9 +3,9 @@
 
 local function used_now(limit, state, now)
   local last, used = state[1], state[2]
-  local at = math.max(last, now)
+  local at = last > now and last or now
   local length = window.length(limit)
-  if used > 0 and math.floor(last / length) == math.floor(at / length) then
+  if used > 0 and last - last % length == at - at % length then
     return used, at
   end
   return 0, now

@@ -68,15 +68,8 @@ fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost 
 /// How far the TAT is ahead of now, in units of this limit, and how far the state is, in microseconds.
 fn ahead(limit: &Limit, state: &State, now: Timestamp) -> (u64, u64) {
     let [_, _, at, ..] = state.words();
-    let ahead = written(limit, state).min(level::owed(limit));
-    let elapsed = now.as_micros().saturating_sub(at);
-    let step = at.saturating_sub(now.as_micros());
-    if elapsed >= ahead.div_ceil(limit.refill().get()) {
-        // TAT = max(TAT, now), and then nothing is left to remember.
-        (0, 0)
-    } else {
-        (ahead - elapsed * limit.refill().get(), step)
-    }
+    // At zero TAT = max(TAT, now), and then nothing is left to remember.
+    level::missing(limit, written(limit, state), at, now)
 }
 
 /// How far the TAT was ahead when the state was written, in units of this limit.

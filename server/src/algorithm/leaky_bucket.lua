@@ -4,13 +4,13 @@
 local token_bucket = algorithms[1]
 
 local function decide(limit, state, now, at_least, at_most)
-  local decision = token_bucket.decide(limit, state, now, at_least, at_most)
-  if decision.denied then
-    return decision
+  local denied, granted, remaining, retry_after, reset_after, wait =
+    token_bucket.decide(limit, state, now, at_least, at_most)
+  if not denied then
+    local queued, step = token_bucket.missing(limit, state, now)
+    wait = level.flow(limit, queued, step)
   end
-  local queued, step = token_bucket.missing(limit, state, now)
-  decision.wait = level.flow(limit, queued, step)
-  return decision
+  return denied, granted, remaining, retry_after, reset_after, wait
 end
 
 return { decide = decide, charge = token_bucket.charge, refund = token_bucket.refund }

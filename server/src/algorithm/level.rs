@@ -3,7 +3,7 @@
 //!
 //! Twin: `level.lua`.
 
-use crate::limit::{Cost, Decision, EXACT, Limit, Reason, Want};
+use crate::limit::{Cost, Decision, EXACT, Limit, Reason, Timestamp, Want};
 use std::time::Duration;
 
 /// Decides by what is missing now, in units, in a state that is `step` microseconds ahead of the clock.
@@ -58,6 +58,16 @@ pub(super) fn rescaled(limit: &Limit, missing: u64, scale: u64) -> u64 {
 /// here, or what it owes there would be forgiven.
 pub(super) fn owed(limit: &Limit) -> u64 {
     2 * limit.capacity()
+}
+
+/// What is missing at `now` if so much was at `at`, and how far `at` is ahead of `now`, in microseconds.
+pub(super) fn missing(limit: &Limit, written: u64, at: u64, now: Timestamp) -> (u64, u64) {
+    let missing = written.min(owed(limit));
+    let elapsed = now.as_micros().saturating_sub(at);
+    let step = at.saturating_sub(now.as_micros());
+    let flowed = elapsed.saturating_mul(limit.refill().get());
+    // Full is as good as new: it does not remember when it became so.
+    if flowed >= missing { (0, 0) } else { (missing - flowed, step) }
 }
 
 /// How many of the tokens given back find room. A part of a missing token makes room for a whole one: the

@@ -3,15 +3,15 @@
 
 local function see(limit, state, now)
   local last = state[1]
-  local at = math.max(last, now)
+  local at = last > now and last or now
   local length = window.length(limit)
   local most = math.floor(9007199254740990 / length)
   local is_cut = math.max(state[2], state[3]) > most
   local current, previous = math.min(state[2], most), math.min(state[3], most)
-  local passed = math.floor(at / length) - math.floor(last / length)
-  if passed == 1 then
+  local passed = (at - at % length) - (last - last % length)
+  if passed == length then
     current, previous = 0, current
-  elseif passed > 1 then
+  elseif passed > length then
     current, previous = 0, 0
   end
   if current + previous == 0 then at = now end

@@ -1,19 +1,12 @@
 -- Twin of token_bucket.rs: the same names, the same order, the same integers.
--- limit: { burst, refill, scale, window }; state: { missing, at, scale }
+-- limit: { burst, refill, scale, window, capacity }; state: { missing, at, scale }
 
 local function written(limit, state)
   return level.rescaled(limit, state[1], state[3])
 end
 
-local function missing_now(limit, state, now)
-  local at = state[2]
-  local missing = math.min(written(limit, state), level.owed(limit))
-  local elapsed = math.max(now - at, 0)
-  local step = math.max(at - now, 0)
-  if elapsed >= div_ceil(missing, limit.refill) then
-    return 0, 0
-  end
-  return missing - elapsed * limit.refill, step
+local function missing(limit, state, now)
+  return level.missing(limit, written(limit, state), state[2], now)
 end
 
 local function put(limit, state, missing, now, step)
@@ -21,23 +14,23 @@ local function put(limit, state, missing, now, step)
 end
 
 local function decide(limit, state, now, at_least, at_most)
-  local missing, step = missing_now(limit, state, now)
+  local missing, step = missing(limit, state, now)
   return level.decide(limit, missing, step, at_least, at_most)
 end
 
 local function charge(limit, state, now, cost)
-  local missing, step = missing_now(limit, state, now)
-  put(limit, state, missing + level.units(limit, cost), now, step)
+  local missing, step = missing(limit, state, now)
+  put(limit, state, missing + cost * limit.scale, now, step)
 end
 
 local function refund(limit, state, now, cost)
   if written(limit, state) > level.owed(limit) then return 0 end
-  local missing, step = missing_now(limit, state, now)
+  local missing, step = missing(limit, state, now)
   local credited = level.room(limit, missing, cost)
   if credited > 0 then
-    put(limit, state, math.max(missing - level.units(limit, credited), 0), now, step)
+    put(limit, state, math.max(missing - credited * limit.scale, 0), now, step)
   end
   return credited
 end
 
-return { missing = missing_now, decide = decide, charge = charge, refund = refund }
+return { missing = missing, decide = decide, charge = charge, refund = refund }

@@ -57,15 +57,7 @@ pub(super) fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cos
 /// What is missing now, in units of this limit, and how far the state is ahead of `now`, in microseconds.
 pub(super) fn missing(limit: &Limit, state: &State, now: Timestamp) -> (u64, u64) {
     let [_, at, ..] = state.words();
-    let missing = written(limit, state).min(level::owed(limit));
-    let elapsed = now.as_micros().saturating_sub(at);
-    let step = at.saturating_sub(now.as_micros());
-    if elapsed >= missing.div_ceil(limit.refill().get()) {
-        // Full is as good as new: it does not remember when it became so.
-        (0, 0)
-    } else {
-        (missing - elapsed * limit.refill().get(), step)
-    }
+    level::missing(limit, written(limit, state), at, now)
 }
 
 /// What was missing when the state was written, in units of this limit.

@@ -6,29 +6,18 @@ function window.length(limit)
   return limit.window
 end
 
+-- Returns denied, granted, remaining, retry_after, reset_after, wait.
 function window.decide(limit, used, at_least, at_most, retry_after, reset_after)
-  local remaining = math.max(limit.burst - used, 0)
-  local in_debt = used > limit.burst
+  local remaining = limit.burst - used
+  local in_debt = remaining < 0
+  if in_debt then remaining = 0 end
 
   if in_debt or remaining < at_least then
-    return {
-      denied = true,
-      granted = 0,
-      remaining = remaining,
-      retry_after = retry_after(),
-      reset_after = reset_after(0),
-      wait = 0,
-    }
+    return true, 0, remaining, retry_after(), reset_after(0), 0
   end
-  local granted = math.min(remaining, at_most)
-  return {
-    denied = false,
-    granted = granted,
-    remaining = remaining - granted,
-    retry_after = 0,
-    reset_after = reset_after(granted),
-    wait = 0,
-  }
+  local granted = remaining
+  if granted > at_most then granted = at_most end
+  return false, granted, remaining - granted, 0, reset_after(granted), 0
 end
 
 return window

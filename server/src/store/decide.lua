@@ -1,189 +1,308 @@
 -- Decides a batch of calls inside Redis, in order of arrival, each in one atomic step: the twin of
--- store/memory.rs. Put before this text are `div_ceil`, `whole`, `level`, `window`, the table
--- `algorithms` (by tag) and `strike`, from the .lua files of their rooms.
+-- store/memory.rs. Put before this text are `div_ceil`, `whole`, `level`, `window`, `algorithms` (by tag)
+-- and `strike`, from the .lua files of their rooms.
 --
--- ARGV[1], msgpack: { now, linger, rules, calls }
---   now     microseconds since 1970, or 0: ask this server's clock
---   linger  milliseconds that keys outlive their use, for tests with a clock of their own
---   rules   { { tag, burst, refill, scale, window, shadow, penalty }, ... }, penalty as in penalty.lua
---   calls   { { kind, { hit, ... }, number of keys }, ... }
---     kind 0, decide: hits { rule, at_least, at_most, reported, on_denial, valid_for }, indices from 1;
---             keys block, strikes, bucket and, where valid_for > 0, lease
---     kind 1, settle: one hit { rule, unused }; keys lease, bucket
--- Answer, msgpack: { { error, { row, ... } }, ... } in the same order, error '' if none
---     decide: row { code, granted, remaining, retry_after, reset_after, wait, replaced }
---             code 0 allowed, 1 over, 2 blocked; replaced 1 if the bucket was another algorithm's
---     settle: row { credited }
+-- KEYS: buckets first, then what else is read (blocks, leases that end), then what is not (strikes, new
+-- leases). Each is there once, and is told below by its place.
+-- ARGV[1], msgpack: { now, linger, buckets, reads, asks, calls }
+--   now      microseconds since 1970, or 0: ask this server's clock
+--   linger   milliseconds that keys outlive their use, for tests with a clock of their own
+--   buckets  how many keys are buckets
+--   reads    how many keys are read, buckets among them
+--   asks     what is asked of buckets, all that hits have in common: { { at_least, at_most, reported, on_denial,
+--            valid_for, shadow, tag, burst, refill, scale, window, and of the penalty strikes, window, base, cap },
+--            ... }
+--   calls    one flat list; of each call how many hits it has, or 0 for a settlement, and then
+--            of each hit: ask, bucket, block, strikes, lease; 0 for a place that is not needed
+--            of a settlement: ask, unused, lease, bucket
+-- Answer, msgpack: { now, rows, errors }
+--   rows     one flat list; of each hit a code and
+--            0 allowed: granted, remaining, reset_after, wait
+--            1 over: remaining, retry_after, reset_after, how many words the state has, and those
+--            2 blocked: retry_after
+--            3 failed: nothing
+--            with 4 more if the bucket was another algorithm's; of each settlement: what is credited
+--   errors   { { number of the call from 1, error }, ... }; what their rows say is not so
+--
+-- This is the path that every decision takes, so what is done once a batch is not done once a call.
 
-local now, linger, rule_rows, calls = unpack(cmsgpack.unpack(ARGV[1]))
+local ALLOWED, OVER, BLOCKED, FAILED, REPLACED = 0, 1, 2, 3, 4
+local HIT, SETTLEMENT = 5, 4
+
+local call, pack = redis.call, cmsgpack.pack
+
+local now, linger, bucket_count, read_count, ask_rows, calls = unpack(cmsgpack.unpack(ARGV[1]))
 if now == 0 then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 
-local rules = {}
-for i, row in ipairs(rule_rows) do
-  rules[i] = {
-    tag = row[1],
-    algorithm = algorithms[row[1]],
-    limit = { burst = row[2], refill = row[3], scale = row[4], window = row[5] },
-    shadow = row[6] == 1,
-    penalty = { strikes = row[7][1], window = row[7][2], base = row[7][3], cap = row[7][4] },
+local asks = {}
+for i, row in ipairs(ask_rows) do
+  local at_least, at_most, reported, on_denial, valid_for, shadow, tag, burst, refill, scale, window,
+    strikes, forgotten, base, cap = unpack(row)
+  local algorithm = algorithms[tag]
+  asks[i] = {
+    at_least = at_least,
+    at_most = at_most,
+    reported = reported,
+    on_denial = on_denial == 1,
+    valid_for = valid_for,
+    shadow = shadow == 1,
+    tag = tag,
+    algorithm = algorithm,
+    decide = algorithm.decide,
+    charge = algorithm.charge,
+    limit = { burst = burst, refill = refill, scale = scale, window = window, capacity = burst * scale },
+    penalty = { strikes = strikes, window = forgotten, base = base, cap = cap },
   }
 end
 
--- When a key ends: the point in time rounded up, not the span, since Redis adds a span to a whole millisecond
--- that has begun before now.
+-- When a key ends, in milliseconds: the point in time rounded up, not the span, since Redis adds a span to a
+-- whole millisecond that has begun before now.
 local set_end, expire_end = 'PXAT', 'PEXPIREAT'
 if linger > 0 then
   set_end, expire_end = 'PX', 'PEXPIRE'
 end
 local function end_after(micros)
-  if linger > 0 then return whole(div_ceil(micros, 1000) + linger) end
-  return whole(div_ceil(now + micros, 1000))
+  if linger > 0 then return div_ceil(micros, 1000) + linger end
+  return div_ceil(now + micros, 1000)
 end
 
 local function put(key, value, micros)
-  redis.call('SET', key, value, set_end, end_after(micros))
+  call('SET', key, value, set_end, whole(end_after(micros)))
 end
 
-local function read_record(blocked_until, strikes)
-  local record = { count = 0, forgotten = 0, blocked_until = 0 }
-  -- Up to 16 digits are exact; anything else was not written here.
-  if blocked_until and string.match(blocked_until, '^%d+$') and #blocked_until <= 16 then
-    record.blocked_until = tonumber(blocked_until)
-  end
-  if strikes then
-    local count, forgotten = string.match(strikes, '^(%d+) (%d+)$')
-    if count and #strikes <= 27 then
-      record.count, record.forgotten = tonumber(count), tonumber(forgotten)
+-- By place: what was stored, and of buckets what is known since. A bucket is read once and written once, however
+-- many calls of the batch are on it: `asked` tells what for, `resets` when it is as good as new if it has to be
+-- written, `ends` when the stored one ends.
+local stored = call('MGET', unpack(KEYS, 1, read_count))
+local states, asked, resets, ends = {}, {}, {}, {}
+
+-- An algorithm that keeps more than words is no string, so it looks like nothing.
+local others = false
+do
+  local nothing, count = {}, 0
+  for place = 1, bucket_count do
+    if not stored[place] then
+      count = count + 1
+      nothing[count] = KEYS[place]
     end
   end
-  return record
+  if count > 0 then others = call('EXISTS', unpack(nothing)) > 0 end
 end
 
-local function file_record(keys, record)
-  put(keys.strikes, whole(record.count) .. ' ' .. whole(record.forgotten), record.forgotten - now)
-  if record.blocked_until > now then
-    put(keys.block, whole(record.blocked_until), record.blocked_until - now)
-  end
-end
-
--- An algorithm that keeps more than words has a `load` of its own, and changes what is stored itself.
-local function load_state(key, packed, rule)
-  if rule.algorithm.load then return rule.algorithm.load(key) end
-  if packed then
-    local written_by, a, b, c, d, e = cmsgpack.unpack(packed)
-    if written_by == rule.tag then return { a, b, c, d, e } end
-  end
-  local replaced = packed or redis.call('EXISTS', key) == 1
-  return { 0, 0, 0, 0, 0, replaced = replaced }
-end
-
-local function put_state(key, rule, state, reset_after)
+-- A new end costs Redis as much as all else of a write. So a bucket is kept up to a second longer than it needs,
+-- though no longer than it takes to fill, and until then it is written without one.
+local SPARE = 1000
+local function write_bucket(place)
+  local key, state, ask, reset_after = KEYS[place], states[place], asked[place], resets[place]
   if reset_after == 0 then
-    redis.call('DEL', key)
-  elseif rule.algorithm.load then
-    redis.call(expire_end, key, end_after(reset_after))
+    call('DEL', key)
+  elseif ask.algorithm.load then
+    call(expire_end, key, whole(end_after(reset_after)))
   else
-    put(key, cmsgpack.pack(rule.tag, state[1], state[2], state[3], state[4], state[5]), reset_after)
-  end
-end
-
-local function blocked(retry_after)
-  return { code = 2, granted = 0, remaining = 0, retry_after = retry_after, reset_after = retry_after, wait = 0 }
-end
-
-local function decide_hit(hit, rule, keys)
-  local values = redis.call('MGET', keys.block, keys.strikes, keys.bucket)
-  local record = read_record(values[1], values[2])
-  if hit.reported > 0 and record.blocked_until <= now then
-    record = strike(rule.penalty, record, now, hit.reported)
-    file_record(keys, record)
-  end
-  if record.blocked_until > now then
-    return blocked(record.blocked_until - now)
-  end
-  hit.state = load_state(keys.bucket, values[3], rule)
-  local decision = rule.algorithm.decide(rule.limit, hit.state, now, hit.at_least, hit.at_most)
-  decision.code = decision.denied and 1 or 0
-  return decision
-end
-
-local function decide_call(rows, next_key)
-  local hits, held_up = {}, false
-  for i, row in ipairs(rows) do
-    local hit = {
-      rule = rules[row[1]], at_least = row[2], at_most = row[3],
-      reported = row[4], on_denial = row[5] == 1, valid_for = row[6],
-    }
-    hit.keys = { block = next_key(), strikes = next_key(), bucket = next_key() }
-    if hit.valid_for > 0 then hit.keys.lease = next_key() end
-    hit.decision = decide_hit(hit, hit.rule, hit.keys)
-    if hit.decision.code ~= 0 and not hit.rule.shadow then held_up = true end
-    hits[i] = hit
-  end
-
-  local answer = {}
-  for i, hit in ipairs(hits) do
-    local rule, keys, decision = hit.rule, hit.keys, hit.decision
-    if decision.code == 1 and hit.on_denial then
-      -- Read again: another hit of this call may be on the same key.
-      local values = redis.call('MGET', keys.block, keys.strikes)
-      local record = strike(rule.penalty, read_record(values[1], values[2]), now, 1)
-      decision.retry_after = math.max(decision.retry_after, record.blocked_until - now)
-      file_record(keys, record)
-    elseif decision.code == 0 and held_up then
-      decision = rule.algorithm.decide(rule.limit, hit.state, now, 0, 0)
-      decision.code = 0
-    elseif decision.code == 0 and decision.granted > 0 then
-      rule.algorithm.charge(rule.limit, hit.state, now, decision.granted)
-      put_state(keys.bucket, rule, hit.state, decision.reset_after)
-      if keys.lease then
-        local valid_for = hit.valid_for
-        if rule.algorithm.until_reset then valid_for = math.min(valid_for, decision.reset_after) end
-        put(keys.lease, whole(decision.granted), valid_for)
-      end
+    local needed, ends_at = end_after(reset_after), ends[place]
+    if linger == 0 and needed <= ends_at then
+      call('SET', key, pack(ask.tag, ends_at, state[1], state[2], state[3], state[4], state[5]), 'KEEPTTL')
+    else
+      ends_at = math.max(needed, math.min(needed + SPARE, end_after(ask.limit.window)))
+      local packed = pack(ask.tag, ends_at, state[1], state[2], state[3], state[4], state[5])
+      call('SET', key, packed, set_end, whole(ends_at))
     end
-    answer[i] = {
-      decision.code, decision.granted, decision.remaining,
-      decision.retry_after, decision.reset_after, decision.wait,
-      hit.state and hit.state.replaced and 1 or 0,
-    }
   end
-  return answer
+  resets[place] = nil
 end
 
-local function settle_call(rows, next_key)
-  local rule, unused = rules[rows[1][1]], rows[1][2]
-  local lease, bucket = next_key(), next_key()
-  local values = redis.call('MGET', lease, bucket)
-  if not values[1] then return { { 0 } } end
-  redis.call('DEL', lease)
-  local outstanding, state = tonumber(values[1]), load_state(bucket, values[2], rule)
-  local credited = rule.algorithm.refund(rule.limit, state, now, math.min(unused, outstanding))
-  if credited > 0 then
-    local left = rule.algorithm.decide(rule.limit, state, now, 0, 0)
-    put_state(bucket, rule, state, left.reset_after)
+local function read_bucket(place, ask)
+  local packed = stored[place]
+  -- One that keeps more than words has a `load` of its own, and changes what is stored itself.
+  if ask.algorithm.load then return ask.algorithm.load(KEYS[place]) end
+  if packed then
+    local written_by, ends_at, a, b, c, d, e = cmsgpack.unpack(packed)
+    if written_by == ask.tag then
+      ends[place] = ends_at
+      return { a, b, c, d, e }
+    end
   end
-  return { { credited } }
+  local state = { 0, 0, 0, 0, 0 }
+  if packed or others and call('EXISTS', KEYS[place]) == 1 then state.replaced = true end
+  ends[place] = 0
+  return state
 end
 
-local answers, used = {}, 0
-for i, call in ipairs(calls) do
-  -- A call that fails must not shift the keys of the next.
-  local mine = used
-  local function next_key()
-    mine = mine + 1
-    return KEYS[mine]
+local function state_of(place, ask)
+  local before = asked[place]
+  if before then
+    if before.tag == ask.tag then return states[place] end
+    -- The calls before were of another algorithm: a rule has just changed.
+    if resets[place] then write_bucket(place) end
+    stored[place], others = call('MGET', KEYS[place])[1], true
   end
-  used = used + call[3]
-  local run = call[1] == 0 and decide_call or settle_call
-  local ok, answer = pcall(run, call[2], next_key)
-  if ok then
-    answers[i] = { '', answer }
+  local state = read_bucket(place, ask)
+  states[place], asked[place] = state, ask
+  return state
+end
+
+local function blocked_until(block)
+  local text = stored[block]
+  -- Up to 16 digits are exact; anything else was not written here.
+  if text and #text <= 16 and string.match(text, '^%d+$') then return tonumber(text) end
+  return 0
+end
+
+-- Returns until when the key is blocked then.
+local function count_strikes(penalty, block, strikes, more)
+  local record = { count = 0, forgotten = 0, blocked_until = blocked_until(block) }
+  local before = call('MGET', KEYS[strikes])[1]
+  if before and #before <= 27 then
+    local count, forgotten = string.match(before, '^(%d+) (%d+)$')
+    if count then record.count, record.forgotten = tonumber(count), tonumber(forgotten) end
+  end
+  record = strike(penalty, record, now, more)
+  put(KEYS[strikes], whole(record.count) .. ' ' .. whole(record.forgotten), record.forgotten - now)
+  stored[block] = whole(record.blocked_until)
+  if record.blocked_until > now then
+    put(KEYS[block], stored[block], record.blocked_until - now)
+  end
+  return record.blocked_until
+end
+
+-- Returns code, granted, remaining, retry_after, reset_after, wait, state.
+local function judge(hit, ask)
+  local block, ends_at = calls[hit + 2], 0
+  if stored[block] then ends_at = blocked_until(block) end
+  if ask.reported > 0 and ends_at <= now then
+    ends_at = count_strikes(ask.penalty, block, calls[hit + 3], ask.reported)
+  end
+  if ends_at > now then return BLOCKED, 0, 0, ends_at - now end
+  local state = state_of(calls[hit + 1], ask)
+  local denied, granted, remaining, retry_after, reset_after, wait =
+    ask.decide(ask.limit, state, now, ask.at_least, ask.at_most)
+  return denied and OVER or ALLOWED, granted, remaining, retry_after, reset_after, wait, state
+end
+
+local function lend(lease, ask, granted, reset_after)
+  local valid_for = ask.valid_for
+  if ask.algorithm.until_reset then valid_for = math.min(valid_for, reset_after) end
+  put(KEYS[lease], whole(granted), valid_for)
+end
+
+local rows, size = {}, 0
+
+-- Charges what is granted, counts what is denied, and answers.
+local function commit(hit, ask, held_up, code, granted, remaining, retry_after, reset_after, wait, state)
+  local replaced = state and state.replaced and REPLACED or 0
+  if code == ALLOWED then
+    if held_up then
+      local _
+      _, granted, remaining, _, reset_after, wait = ask.decide(ask.limit, state, now, 0, 0)
+    elseif granted > 0 then
+      ask.charge(ask.limit, state, now, granted)
+      if replaced > 0 then state.replaced = nil end
+      resets[calls[hit + 1]] = reset_after
+      if ask.valid_for > 0 then lend(calls[hit + 4], ask, granted, reset_after) end
+    end
+    rows[size + 1], rows[size + 2], rows[size + 3], rows[size + 4], rows[size + 5] =
+      ALLOWED + replaced, granted, remaining, reset_after, wait
+    size = size + 5
+  elseif code == OVER then
+    if ask.on_denial then
+      local ends_at = count_strikes(ask.penalty, calls[hit + 2], calls[hit + 3], 1)
+      retry_after = math.max(retry_after, ends_at - now)
+    end
+    local words = #state
+    rows[size + 1], rows[size + 2], rows[size + 3], rows[size + 4], rows[size + 5] =
+      OVER + replaced, remaining, retry_after, reset_after, words
+    for i = 1, words do rows[size + 5 + i] = state[i] end
+    size = size + 5 + words
   else
-    answers[i] = { type(answer) == 'table' and answer.err or tostring(answer), {} }
+    rows[size + 1], rows[size + 2] = BLOCKED, retry_after
+    size = size + 2
   end
 end
-return cmsgpack.pack(answers)
+
+local function decide_call(at, hits)
+  if hits == 1 then
+    local ask = asks[calls[at]]
+    return commit(at, ask, false, judge(at, ask))
+  end
+  local judged, held_up = {}, false
+  for i = 1, hits do
+    local hit = at + HIT * (i - 1)
+    local ask = asks[calls[hit]]
+    judged[i] = { judge(hit, ask) }
+    if judged[i][1] ~= ALLOWED and not ask.shadow then held_up = true end
+  end
+  for i = 1, hits do
+    local hit = at + HIT * (i - 1)
+    commit(hit, asks[calls[hit]], held_up, unpack(judged[i], 1, 7))
+  end
+end
+
+local function settle_call(at)
+  local ask, unused, lease, bucket = unpack(calls, at, at + SETTLEMENT - 1)
+  ask = asks[ask]
+  local outstanding, credited = tonumber(stored[lease] or 0), 0
+  if outstanding > 0 then
+    call('DEL', KEYS[lease])
+    stored[lease] = false
+    local state = state_of(bucket, ask)
+    credited = ask.algorithm.refund(ask.limit, state, now, math.min(unused, outstanding))
+    if credited > 0 then
+      local _, _, _, _, reset_after = ask.decide(ask.limit, state, now, 0, 0)
+      resets[bucket] = reset_after
+    end
+  end
+  size = size + 1
+  rows[size] = credited
+end
+
+local errors = {}
+local function failed(number, error)
+  errors[#errors + 1] = { number, type(error) == 'table' and error.err or tostring(error) }
+end
+
+-- Calls one function for each call: its number, where it starts and how many hits it has.
+local at, number, start, hits = 1, 0, 0, 0
+local function each(run)
+  local stop = #calls
+  while at <= stop do
+    number, start, hits = number + 1, at + 1, calls[at]
+    at = start + (hits > 0 and HIT * hits or SETTLEMENT)
+    run()
+  end
+end
+
+local before
+local function decide()
+  before = size
+  if hits > 0 then decide_call(start, hits) else settle_call(start) end
+end
+
+repeat
+  local ok, error = pcall(each, decide)
+  if not ok then
+    -- That of the call that has just begun; the others go on.
+    failed(number, error)
+    for i = #rows, before + 1, -1 do rows[i] = nil end
+    for i = 1, math.max(hits, 1) do rows[before + i] = FAILED end
+    size = before + math.max(hits, 1)
+  end
+until ok
+
+for place = 1, bucket_count do
+  if resets[place] then
+    local ok, error = pcall(write_bucket, place)
+    if not ok then
+      at, number = 1, 0
+      each(function()
+        if hits == 0 and calls[start + 3] == place then failed(number, error) end
+        for i = 1, hits do
+          if calls[start + HIT * (i - 1) + 1] == place then failed(number, error) end
+        end
+      end)
+    end
+  end
+end
+return pack({ now, rows, errors })

@@ -4,8 +4,7 @@
 //! shards in ascending order. What has expired is as good as new, so it is dropped; a shard that is full
 //! drops what is closest to being as good as new.
 
-mod expiring;
-
+use super::expiring::{Bound, Expiring, Weigh};
 use super::{Store, StoreError};
 use crate::algorithm::Algorithm;
 use crate::clock::Clock;
@@ -13,7 +12,6 @@ use crate::limit::{Cost, Decision, Reason, State, Timestamp, Want};
 use crate::penalty::Record;
 use crate::request::{Hit, Settlement};
 use async_trait::async_trait;
-use expiring::{Bound, Expiring, Weigh};
 use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher as _, RandomState};
 use tokio::time::Instant;

@@ -2,11 +2,14 @@
 //!
 //! A call becomes a job in one bounded queue. A few *lanes*, each with one connection, take whatever
 //! waits and send it as one script call. While the lanes are idle a decision costs one round trip and no
-//! wait; under load the script calls grow larger instead of more.
+//! wait; under load the script calls grow larger instead of more. What Redis has denied and would deny again
+//! does not even become a job.
 //!
 //! Keys are `<prefix>:{<key>}:<class>` for buckets, `<prefix>:strikes:{<key>}`, `<prefix>:block:{<key>}` and
 //! `<prefix>:lease:{<key>}:<class>:<nonce>`. Every key that is written expires.
 
+mod batch;
+mod denials;
 mod lane;
 mod script;
 
@@ -16,10 +19,11 @@ use crate::config::{RedisUrl, StoreConfig};
 use crate::limit::{Cost, Decision};
 use crate::request::{Hit, Settlement};
 use async_trait::async_trait;
-use deadpool_redis::redis::{AsyncConnectionConfig, Script};
+use batch::{Answer, Call};
+use deadpool_redis::redis::{AsyncConnectionConfig, RedisError, Script};
 use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
+use denials::Denials;
 use lane::{Job, Lane};
-use script::Call;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -38,6 +42,7 @@ pub struct Redis {
     queue: async_channel::Sender<Job>,
     pool: Pool,
     link: Arc<Link>,
+    denials: Arc<Denials>,
     prefix: String,
     deadline: Duration,
 }
@@ -84,14 +89,24 @@ impl Redis {
 
         let (queue, jobs) = async_channel::bounded(WAITING);
         let link = Arc::new(Link::default());
+        let denials = Arc::new(Denials::new(clock.clone()));
         for _ in 0..config.connections {
-            let lane = Lane::new(jobs.clone(), pool.clone(), link.clone(), clock.clone(), config.deadline);
+            let lane = Lane {
+                jobs: jobs.clone(),
+                pool: pool.clone(),
+                link: link.clone(),
+                denials: denials.clone(),
+                prefix: config.prefix.clone(),
+                clock: clock.clone(),
+                deadline: config.deadline,
+                held: None,
+            };
             tokio::spawn(lane.run());
         }
-        Ok(Self { queue, pool, link, prefix: config.prefix.clone(), deadline: config.deadline })
+        Ok(Self { queue, pool, link, denials, prefix: config.prefix.clone(), deadline: config.deadline })
     }
 
-    async fn ask(&self, call: Call, deadline: Option<Instant>) -> Result<Vec<script::Row>, StoreError> {
+    async fn ask(&self, call: Call, deadline: Option<Instant>) -> Result<Answer, StoreError> {
         let ours = instant() + self.deadline;
         let until = deadline.map_or(ours, |theirs| theirs.min(ours));
         let (reply, answer) = oneshot::channel();
@@ -108,43 +123,55 @@ impl Redis {
 #[async_trait]
 impl Store for Redis {
     async fn decide(&self, hits: Vec<Hit>, deadline: Option<Instant>) -> Result<Vec<Decision>, StoreError> {
-        let rows = self.ask(Call::decide(&self.prefix, &hits), deadline).await?;
-        let decisions: Vec<Decision> = rows.iter().map(script::decision).collect::<Result<_, _>>()?;
-        if decisions.len() != hits.len() {
-            return Err(StoreError::Failed(format!("{} answers to {} hits", decisions.len(), hits.len())));
+        if let [hit] = hits.as_slice()
+            && let Some(denied) = self.denials.certain(hit)
+        {
+            return Ok(vec![denied]);
         }
-        Ok(decisions)
+        match self.ask(Call::Decide(hits), deadline).await? {
+            Answer::Decided(told) => Ok(told.into_iter().map(|told| told.decision).collect()),
+            Answer::Settled(_) => Err(StoreError::Failed("the answer to another call".into())),
+        }
     }
 
     async fn settle(&self, settlement: Settlement, deadline: Option<Instant>) -> Result<Cost, StoreError> {
-        let rows = self.ask(Call::settle(&self.prefix, &settlement), deadline).await?;
-        match rows.first().and_then(|row| row.first()) {
-            Some(&credited) => Ok(Cost::new(credited)),
-            None => Err(StoreError::Failed("an empty answer".into())),
+        match self.ask(Call::Settle(settlement), deadline).await? {
+            Answer::Settled(credited) => Ok(credited),
+            Answer::Decided(_) => Err(StoreError::Failed("the answer to another call".into())),
         }
     }
 
     async fn ping(&self) -> Result<(), StoreError> {
         let generation = self.link.generation();
-        let mut connection = match self.pool.get().await {
-            Ok(connection) => connection,
-            Err(error) => {
-                self.link.lose(generation);
-                return Err(unreachable(error));
-            }
-        };
+        let probed = self.probe().await;
+        if matches!(probed, Err(StoreError::Unreachable(_))) {
+            self.link.lose(generation);
+            self.denials.forget_all();
+        }
+        probed
+    }
+}
+
+impl Redis {
+    async fn probe(&self) -> Result<(), StoreError> {
+        let mut connection = self.pool.get().await.map_err(unreachable)?;
         let mut probe = PROBE.prepare_invoke();
         probe.key(format!("{}:probe", self.prefix));
-        let probed = timeout(self.deadline, probe.invoke_async::<()>(&mut *connection)).await;
-        probed.map_or_else(
-            |_| {
+        match timeout(self.deadline, probe.invoke_async::<()>(&mut *connection)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if error.code().is_some() => Err(StoreError::Failed(error.to_string())),
+            Ok(Err(error)) => Err(lost(&error)),
+            Err(_) => {
                 // An answer that comes too late must not meet another probe.
                 drop(Connection::take(connection));
                 Err(StoreError::Timeout(self.deadline))
-            },
-            |answer| answer.map_err(|error| StoreError::Failed(error.to_string())),
-        )
+            }
+        }
     }
+}
+
+fn lost(error: &RedisError) -> StoreError {
+    StoreError::Unreachable(error.to_string())
 }
 
 /// In the words of what went wrong, without those of the pool.

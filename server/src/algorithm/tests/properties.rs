@@ -102,6 +102,30 @@ proptest! {
         }
     }
 
+    /// What others take meanwhile lets nobody pass, and nor does it to have been asked earlier: so a denial can
+    /// be remembered with the state that it was made on.
+    #[test]
+    fn what_is_denied_on_an_old_state_is_denied_on_the_new(
+        start in starts(), limit in limits(), trace in unsteady(), more in steady(), want in wants()
+    ) {
+        for mut bucket in lived(start, limit, &trace) {
+            let mut old = bucket.clone();
+            for step in onward(&more) {
+                bucket.tick(step.tick);
+                if let Act::Take(want) = step.act {
+                    bucket.take(want);
+                }
+                let before = old.decide(want);
+                old.now = bucket.now;
+                let (then, now) = (old.decide(want), bucket.decide(want));
+                if !then.allowed() {
+                    prop_assert!(!now.allowed() && now.retry_after >= then.retry_after);
+                    prop_assert!(!before.allowed());
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_remains_still_fits_and_no_more(
         start in starts(), limit in limits(), trace in unsteady(), want in wants()

@@ -1,11 +1,11 @@
 //! One connection and what it is used for: take what waits, send it as one script call, hand out the
 //! answers.
 
-use super::script::{Batch, Call, Row, SCRIPT};
-use super::{Link, unreachable};
+use super::batch::{self, Answer, Answers, Call};
+use super::denials::Denials;
+use super::{Link, lost, script, unreachable};
 use crate::clock::Clock;
 use crate::store::StoreError;
-use deadpool_redis::redis::RedisError;
 use deadpool_redis::{Connection, Pool, PoolError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,44 +15,40 @@ use tokio::time::timeout;
 /// Calls that one script call decides at most: enough to make its own cost small, few enough that Redis
 /// turns to others every few hundred microseconds.
 const MOST_CALLS: usize = 64;
+/// And no more calls once they are about so many keys. Lua can name 8,000 at once.
+const ENOUGH_KEYS: usize = 1024;
 
 pub(super) struct Job {
     pub(super) call: Call,
-    pub(super) reply: oneshot::Sender<Result<Vec<Row>, StoreError>>,
+    pub(super) reply: oneshot::Sender<Result<Answer, StoreError>>,
 }
 
 pub(super) struct Lane {
-    jobs: async_channel::Receiver<Job>,
-    pool: Pool,
-    link: Arc<Link>,
-    clock: Clock,
-    deadline: Duration,
-    held: Option<Held>,
+    pub(super) jobs: async_channel::Receiver<Job>,
+    pub(super) pool: Pool,
+    pub(super) link: Arc<Link>,
+    pub(super) denials: Arc<Denials>,
+    pub(super) prefix: String,
+    pub(super) clock: Clock,
+    pub(super) deadline: Duration,
+    pub(super) held: Option<Held>,
 }
 
-struct Held {
+pub(super) struct Held {
     connection: Connection,
     generation: u64,
 }
 
 impl Lane {
-    pub(super) fn new(
-        jobs: async_channel::Receiver<Job>,
-        pool: Pool,
-        link: Arc<Link>,
-        clock: Clock,
-        deadline: Duration,
-    ) -> Self {
-        Self { jobs, pool, link, clock, deadline, held: None }
-    }
-
     /// Runs until the store is dropped.
     pub(super) async fn run(mut self) {
         while let Ok(first) = self.jobs.recv().await {
-            let mut jobs = vec![first];
+            let (mut keys, mut jobs) = (first.call.keys(), vec![first]);
             while jobs.len() < MOST_CALLS
+                && keys < ENOUGH_KEYS
                 && let Ok(job) = self.jobs.try_recv()
             {
+                keys += job.call.keys();
                 jobs.push(job);
             }
             // Nobody waits for these any more.
@@ -64,36 +60,34 @@ impl Lane {
     }
 
     async fn serve(&mut self, jobs: Vec<Job>) {
-        let batch = Batch::new(self.clock.manual_now(), jobs.iter().map(|job| &job.call));
-        let answers = match batch {
-            Ok(batch) => self.send(&batch).await,
-            Err(error) => Err(error),
-        };
-        match answers {
-            Ok(answers) if answers.len() == jobs.len() => {
-                for (job, answer) in jobs.into_iter().zip(answers) {
+        let calls: Vec<&Call> = jobs.iter().map(|job| &job.call).collect();
+        let sent = self.denials.sent();
+        match self.send(&calls).await {
+            Ok(Answers { at, each }) => {
+                for (job, answer) in jobs.into_iter().zip(each) {
+                    match &answer {
+                        Ok(answer) => self.denials.learn(&sent, at, &job.call, answer),
+                        Err(_) => self.denials.forget(&job.call),
+                    }
                     job.answer(answer);
                 }
             }
-            Ok(answers) => {
-                let error = format!("{} answers to {} calls", answers.len(), jobs.len());
-                fail(jobs, &StoreError::Failed(error));
+            Err(error) => {
+                for job in jobs {
+                    self.denials.forget(&job.call);
+                    job.answer(Err(error.clone()));
+                }
             }
-            Err(error) => fail(jobs, &error),
         }
     }
 
-    async fn send(&mut self, batch: &Batch<'_>) -> Result<Vec<Result<Vec<Row>, StoreError>>, StoreError> {
+    async fn send(&mut self, calls: &[&Call]) -> Result<Answers, StoreError> {
+        let command = batch::pack(&self.prefix, self.clock.manual_now(), calls)?;
         let mut held = self.connection().await?;
-        let mut invocation = SCRIPT.prepare_invoke();
-        for key in batch.keys() {
-            invocation.key(key);
-        }
-        invocation.arg(batch.payload());
-        match timeout(self.deadline, invocation.invoke_async::<Vec<u8>>(&mut *held.connection)).await {
+        match timeout(self.deadline, script::call::<Vec<u8>>(&command, &mut held.connection)).await {
             Ok(Ok(reply)) => {
                 self.held = Some(held);
-                Batch::answers(&reply)
+                batch::unpack(calls, &reply)
             }
             // An answer that is an error leaves the connection sound.
             Ok(Err(error)) if error.code().is_some() => {
@@ -128,23 +122,14 @@ impl Lane {
 
     fn discard(&self, held: Held) {
         self.link.lose(held.generation);
+        self.denials.forget_all();
         drop(Connection::take(held.connection));
     }
 }
 
 impl Job {
-    fn answer(self, answer: Result<Vec<Row>, StoreError>) {
+    fn answer(self, answer: Result<Answer, StoreError>) {
         // The caller may have gone; then nobody is to be told.
         drop(self.reply.send(answer));
     }
-}
-
-fn fail(jobs: Vec<Job>, error: &StoreError) {
-    for job in jobs {
-        job.answer(Err(error.clone()));
-    }
-}
-
-fn lost(error: &RedisError) -> StoreError {
-    StoreError::Unreachable(error.to_string())
 }

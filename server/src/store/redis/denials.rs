@@ -1,0 +1,268 @@
+//! Denials that are certain: while the answer can be nothing else, Redis is not asked.
+//!
+//! Of a bucket that was over its limit its state is remembered. A call is decided on it once more, with the
+//! same algorithm and the time that has passed since; if that denies, so would Redis: whatever others have done
+//! meanwhile, they have taken tokens. What was not the last word is asked again: a bucket is remembered until
+//! the denied call would fit, at most [`BUCKETS_FOR`]; a block at most [`BLOCKS_FOR`], so that one that is
+//! lifted by hand is seen.
+//!
+//! Denials that are counted, as those of a class with a penalty, are never remembered: Redis has to count them.
+//!
+//! **What can be wrong.** Tokens that come back by way of another instance, and a limit that is raised there
+//! first, are seen that much later; so is that a key was blocked there, which is denied then for another reason.
+//! What comes back or is blocked by way of this instance is seen at once. When a connection is lost all is
+//! forgotten: Redis may have.
+//!
+//! **Time.** Redis's clock runs on from the moment of its answer as the clock of this process does. That moment
+//! is known to lie between sending and receiving: what is certain is told from the earlier, how long to wait from
+//! the later.
+
+use super::batch::{Answer, Call, Told};
+use crate::algorithm::Algorithm;
+use crate::clock::Clock;
+use crate::limit::{Cost, Decision, Limit, Reason, State, Timestamp, micros};
+use crate::request::Hit;
+use crate::store::expiring::{Bound, Expiring, Weigh};
+use parking_lot::Mutex;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How long a bucket is remembered at most.
+const BUCKETS_FOR: Duration = Duration::from_secs(10);
+/// How long a block is remembered at most.
+const BLOCKS_FOR: Duration = Duration::from_secs(1);
+
+/// So that cores seldom wait for each other.
+const SHARDS: usize = 32;
+/// In each shard, of buckets and of blocks.
+const BOUND: Bound = Bound { entries: 2048, bytes: 1 << 20 };
+
+/// What Redis has denied and would deny again.
+pub(super) struct Denials {
+    shards: [Shard; SHARDS],
+    hasher: RandomState,
+    clock: Clock,
+}
+
+#[derive(Default)]
+struct Shard {
+    /// Counts what has come back and who was struck. An answer that was on its way meanwhile may be from before.
+    turn: AtomicU64,
+    known: Mutex<Known>,
+}
+
+struct Known {
+    buckets: Expiring<Bucket>,
+    keys: Expiring<Key>,
+}
+
+/// What was so when a script call was sent.
+pub(super) struct Sent {
+    at: Timestamp,
+    turns: [u64; SHARDS],
+}
+
+struct Bucket {
+    limit: Limit,
+    algorithm: &'static Algorithm,
+    evidence: Evidence,
+    sight: Sight,
+    turn: u64,
+}
+
+/// From what a denial follows.
+enum Evidence {
+    State(State),
+    /// Of an algorithm that keeps more than words: what was denied, and how.
+    Denial(Cost, Decision),
+}
+
+/// When something was seen: at some moment between sending and receiving, which was that time in Redis.
+#[derive(Clone, Copy)]
+struct Sight {
+    sent: Timestamp,
+    received: Timestamp,
+    told: Timestamp,
+}
+
+/// What strikes led to, as far as it was seen. Buckets of earlier turns are not believed: the key may be blocked
+/// since, in all of its classes.
+struct Key {
+    turn: u64,
+    block: Option<Block>,
+}
+
+struct Block {
+    /// In Redis.
+    ends: Timestamp,
+    believed_until: Timestamp,
+    sight: Sight,
+}
+
+impl Denials {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { shards: Default::default(), hasher: RandomState::new(), clock }
+    }
+
+    /// The denial of that hit, if it can be nothing else.
+    pub(super) fn certain(&self, hit: &Hit) -> Option<Decision> {
+        let now = self.clock.now();
+        let known = self.shard(hit.bucket.subject())?.known.lock();
+        let key = known.keys.get(hit.bucket.subject(), now);
+        if let Some(block) = key.and_then(|key| key.block.as_ref())
+            && now < block.believed_until
+        {
+            return Some(Decision::blocked(block.ends.since(block.sight.at_least(now))));
+        }
+        let bucket = known.buckets.get(hit.bucket.as_str(), now)?;
+        if key.is_some_and(|key| bucket.turn < key.turn) { None } else { bucket.denies(hit, now) }
+    }
+
+    /// To be called before a script call is sent.
+    pub(super) fn sent(&self) -> Sent {
+        let turns = self.shards.each_ref().map(|shard| shard.turn.load(Ordering::Acquire));
+        Sent { at: self.clock.now(), turns }
+    }
+
+    /// Remembers what was denied, and forgets what no longer holds. `told` is Redis's time.
+    pub(super) fn learn(&self, sent: &Sent, told: Timestamp, call: &Call, answer: &Answer) {
+        let sight = Sight { sent: sent.at, received: self.clock.now(), told };
+        match (call, answer) {
+            (Call::Decide(hits), Answer::Decided(decided)) => {
+                for (hit, told) in hits.iter().zip(decided) {
+                    self.see(sent, sight, hit, told);
+                }
+            }
+            _ => self.forget(call),
+        }
+    }
+
+    /// Tokens may have come back: a call went out whose answer is not known.
+    pub(super) fn forget(&self, call: &Call) {
+        let Call::Settle(settlement) = call else { return };
+        let bucket = settlement.id.bucket();
+        let Some(shard) = self.shard(bucket.subject()) else { return };
+        let mut known = shard.known.lock();
+        shard.next_turn();
+        known.buckets.take(bucket.as_str(), self.clock.now());
+    }
+
+    /// Redis may have lost everything, or be another one.
+    pub(super) fn forget_all(&self) {
+        for shard in &self.shards {
+            let mut known = shard.known.lock();
+            shard.next_turn();
+            *known = Known::default();
+        }
+    }
+
+    fn see(&self, sent: &Sent, sight: Sight, hit: &Hit, told: &Told) {
+        let (subject, now) = (hit.bucket.subject(), sight.received);
+        let place = self.place(subject);
+        let (Some(shard), Some(&turn)) = (self.shards.get(place), sent.turns.get(place)) else { return };
+        let decision = told.decision;
+        let mut known = shard.known.lock();
+        let is_current = shard.turn.load(Ordering::Acquire) == turn;
+        match decision.denied {
+            Some(Reason::Blocked) => {
+                let known_block = known.keys.take(subject, now).and_then(|key| key.block);
+                let block = Block {
+                    ends: sight.told.after(decision.retry_after),
+                    believed_until: sight.sent.after(decision.retry_after.min(BLOCKS_FOR)),
+                    sight,
+                };
+                let block = if is_current { Some(block) } else { known_block };
+                let key = Key { turn: shard.next_turn(), block };
+                known.keys.put(subject, key, now.after(BUCKETS_FOR), now);
+            }
+            Some(Reason::OverLimit) if hit.strikes.is_none() => {
+                if !is_current {
+                    return;
+                }
+                let evidence = match told.words {
+                    Some(words) => Evidence::State(State::Words(words)),
+                    None => Evidence::Denial(hit.want.at_least, decision),
+                };
+                let bucket = Bucket { limit: hit.limit, algorithm: hit.algorithm, evidence, sight, turn };
+                let until = sight.sent.after(decision.retry_after.min(BUCKETS_FOR));
+                known.buckets.put(hit.bucket.as_str(), bucket, until, now);
+            }
+            denied => {
+                let strikes = hit.strikes.as_ref();
+                if strikes.is_some_and(|its| its.reported > 0 || its.on_denial && denied.is_some()) {
+                    let key = Key { turn: shard.next_turn(), block: None };
+                    known.keys.put(subject, key, now.after(BUCKETS_FOR), now);
+                }
+                // Something was taken, perhaps: what would remain is no longer known.
+                known.buckets.take(hit.bucket.as_str(), now);
+            }
+        }
+    }
+
+    fn shard(&self, subject: &str) -> Option<&Shard> {
+        self.shards.get(self.place(subject))
+    }
+
+    fn place(&self, subject: &str) -> usize {
+        let [byte, ..] = self.hasher.hash_one(subject).to_le_bytes();
+        usize::from(byte) % SHARDS
+    }
+}
+
+impl Shard {
+    /// The turn that begins, for who holds the lock.
+    fn next_turn(&self) -> u64 {
+        self.turn.fetch_add(1, Ordering::AcqRel) + 1
+    }
+}
+
+impl Bucket {
+    fn denies(&self, hit: &Hit, now: Timestamp) -> Option<Decision> {
+        if self.limit != hit.limit || self.algorithm.tag != hit.algorithm.tag || hit.strikes.is_some() {
+            return None;
+        }
+        let decision = match &self.evidence {
+            Evidence::State(state) => {
+                let decide = |at| (hit.algorithm.decide)(&hit.limit, state, at, hit.want);
+                if decide(self.sight.at_most(now)).allowed() {
+                    return None;
+                }
+                decide(self.sight.at_least(now))
+            }
+            Evidence::Denial(cost, _) if *cost != hit.want.at_least => return None,
+            Evidence::Denial(_, told) => {
+                let rest = |span| self.sight.told.after(span).since(self.sight.at_least(now));
+                Decision { retry_after: rest(told.retry_after), reset_after: rest(told.reset_after), ..*told }
+            }
+        };
+        (!decision.allowed()).then_some(decision)
+    }
+}
+
+impl Sight {
+    /// The earliest that it can be in Redis.
+    fn at_least(self, now: Timestamp) -> Timestamp {
+        self.later(now, self.received)
+    }
+
+    /// The latest that it can be in Redis.
+    fn at_most(self, now: Timestamp) -> Timestamp {
+        self.later(now, self.sent)
+    }
+
+    fn later(self, now: Timestamp, seen: Timestamp) -> Timestamp {
+        let before = Timestamp::from_micros(self.told.as_micros().saturating_sub(micros(seen.since(now))));
+        before.after(now.since(seen))
+    }
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self { buckets: Expiring::new(BOUND), keys: Expiring::new(BOUND) }
+    }
+}
+
+impl Weigh for Bucket {}
+
+impl Weigh for Key {}
