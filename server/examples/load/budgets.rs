@@ -37,7 +37,7 @@ pub(crate) struct Options {
     /// The server to measure [default: the one of these sources, built now]
     #[arg(long, value_name = "PROGRAM")]
     tollgate: Option<PathBuf>,
-    /// The Redis to measure with [default: valkey-server or redis-server on the PATH]
+    /// The Redis to measure with [default: valkey-server or redis-server on the PATH, else what tests/run fetched]
     #[arg(long, value_name = "PROGRAM", env = "TOLLGATE_TEST_VALKEY")]
     redis_server: Option<PathBuf>,
 }
@@ -78,13 +78,11 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<()> {
         (options.rounds, options.span.into(), options.many_keys)
     };
     let rows = if options.rows.is_empty() { Row::value_variants() } else { &options.rows };
-    let redis_server =
-        options.redis_server.clone().or_else(|| peer::on_path(&["valkey-server", "redis-server"]));
+    let redis_server = options.redis_server.clone().or_else(peer::redis_server);
+    let redis_server = redis_server.context("no valkey-server and no redis-server; tests/run fetches one")?;
     let bench = Bench {
         tollgate: options.tollgate.clone().map_or_else(build, Ok)?.canonicalize()?,
-        redis_server: redis_server
-            .context("no valkey-server and no redis-server on the PATH")?
-            .canonicalize()?,
+        redis_server: redis_server.canonicalize()?,
         cores: Cores::here()?,
         span,
         many_keys,

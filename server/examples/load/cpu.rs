@@ -9,8 +9,11 @@ use std::time::Duration;
 pub(crate) fn time(pid: u32) -> anyhow::Result<Duration> {
     let file = format!("/proc/{pid}/stat");
     let stat = std::fs::read_to_string(&file).with_context(|| file.clone())?;
-    let ticks = ticks(&stat).with_context(|| format!("{file}: no user and system time"))?;
-    Ok(Duration::from_micros(ticks * 1_000_000 / rustix::param::clock_ticks_per_second()))
+    Ok(span(ticks(&stat).with_context(|| format!("{file}: no user and system time"))?))
+}
+
+fn span(ticks: u64) -> Duration {
+    Duration::from_micros(ticks * 1_000_000 / rustix::param::clock_ticks_per_second())
 }
 
 /// User and system time, the 14th and 15th fields. The second is a name in brackets, with any character in it.
@@ -20,6 +23,18 @@ fn ticks(stat: &str) -> Option<u64> {
     let user: u64 = fields.next()?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;
     Some(user + system)
+}
+
+/// The time that all cores together have been busy, with whatever.
+pub(crate) fn busy() -> anyhow::Result<Duration> {
+    let stat = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
+    Ok(span(busy_ticks(&stat).context("/proc/stat: no line of all cores")?))
+}
+
+/// Of user, nice, system, idle, iowait, irq, softirq, steal: all but the two in which nothing ran.
+fn busy_ticks(stat: &str) -> Option<u64> {
+    let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8).enumerate();
+    fields.filter(|(at, _)| ![3, 4].contains(at)).map(|(_, ticks)| ticks.parse::<u64>().ok()).sum()
 }
 
 /// The memory of a process that is in RAM, in bytes.
@@ -85,6 +100,13 @@ mod tests {
         let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 9 0 0 0 17 25 0 0 20 0 2 0 100 1 2 3";
         assert_eq!(ticks(stat), Some(42));
         assert_eq!(ticks("42 (a) S 1"), None);
+    }
+
+    #[test]
+    fn cores_are_busy_when_they_do_not_wait() {
+        assert_eq!(busy_ticks("cpu  1 2 4 1000 1000 8 16 32 5 5\ncpu0 9"), Some(63));
+        assert_eq!(busy_ticks("intr 5"), None);
+        assert!(busy().is_ok());
     }
 
     #[test]

@@ -21,6 +21,10 @@ struct Spent {
     server: Option<Duration>,
     redis: Option<Duration>,
     scripts: Option<u64>,
+    /// By the load.
+    here: Duration,
+    /// By all that runs on this machine.
+    all: Duration,
 }
 
 impl Watched<'_> {
@@ -44,6 +48,8 @@ impl Watched<'_> {
             server: self.server.map(cpu::time).transpose()?,
             redis: self.redis_process.map(cpu::time).transpose()?,
             scripts,
+            here: cpu::time(std::process::id())?,
+            all: cpu::busy()?,
         })
     }
 }
@@ -64,6 +70,8 @@ pub(crate) struct Measured {
     pub(crate) server_busy: Option<f64>,
     pub(crate) redis_us: Option<f64>,
     pub(crate) scripts: Option<f64>,
+    /// The cores that were busy with other things: the more, the less the rest is worth.
+    pub(crate) others: f64,
     /// Of these parts of all calls: a half, 99 and 99.9 in a hundred. Microseconds.
     pub(crate) latency: [f64; 3],
 }
@@ -76,6 +84,10 @@ impl Measured {
             before.zip(after).map(|(before, after)| after.saturating_sub(before))
         };
         let server = between(before.server, after.server);
+        let redis = between(before.redis, after.redis);
+        let here = after.here.saturating_sub(before.here);
+        let known = here + server.unwrap_or_default() + redis.unwrap_or_default();
+        let others = after.all.saturating_sub(before.all).saturating_sub(known);
         let us = |spent: Duration| spent.as_secs_f64() * 1e6 / number(decisions);
         let scripts = before.scripts.zip(after.scripts).map(|(before, after)| after.saturating_sub(before));
         Self {
@@ -88,8 +100,9 @@ impl Measured {
             per_second: number(decisions) / elapsed.as_secs_f64(),
             server_us: server.map(us),
             server_busy: server.map(|spent| spent.as_secs_f64() / elapsed.as_secs_f64()),
-            redis_us: between(before.redis, after.redis).map(us),
+            redis_us: redis.map(us),
             scripts: scripts.map(|calls| number(calls) / number(decisions)),
+            others: others.as_secs_f64() / elapsed.as_secs_f64(),
             latency: [0.5, 0.99, 0.999].map(|part| number(tally.latency.value_at_quantile(part))),
         }
     }
@@ -129,13 +142,20 @@ mod tests {
             tally.count(Ok(allowed), Duration::from_micros(100));
         }
         let outcome = Outcome { tally, elapsed: Duration::from_secs(2) };
-        let before = Spent { server: Some(Duration::from_secs(1)), redis: None, scripts: Some(10) };
-        let after = Spent { server: Some(Duration::from_millis(1001)), redis: None, scripts: Some(11) };
+        let at = |server, scripts, here, all| Spent {
+            server: Some(Duration::from_millis(server)),
+            redis: None,
+            scripts: Some(scripts),
+            here: Duration::from_millis(here),
+            all: Duration::from_millis(all),
+        };
+        let (before, after) = (at(1000, 10, 0, 2000), at(1001, 11, 9, 3010));
         let measured = Measured::new(&outcome, before, after);
         assert_eq!((measured.allowed, measured.denied, measured.decisions), (3, 1, 4));
         let near = |figure: Option<f64>, wanted: f64| (figure.unwrap() - wanted).abs() < 1e-9;
         assert!(near(measured.server_us, 250.0) && near(measured.scripts, 0.25));
         assert!(near(measured.server_busy, 0.0005) && near(Some(measured.per_second), 2.0));
+        assert!(near(Some(measured.others), 0.5));
         assert!(measured.redis_us.is_none() && near(Some(measured.p99()), 100.0));
     }
 }

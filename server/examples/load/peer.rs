@@ -171,9 +171,14 @@ impl RedisServer {
     }
 }
 
-/// Where a program is found, by the first of these names that is there.
-pub(crate) fn on_path(names: &[&str]) -> Option<PathBuf> {
-    let folders: Vec<_> = std::env::split_paths(&std::env::var_os("PATH")?).collect();
-    let places = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
-    places.into_iter().find(|place| place.is_file())
+/// A Valkey or a Redis: on the PATH, or the one that `tests/run` has fetched.
+pub(crate) fn redis_server() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path =
+        |name: &str| std::env::split_paths(&path).map(|folder| folder.join(name)).find(|it| it.is_file());
+    let fetched = || {
+        let this = std::env::current_exe().ok()?;
+        Some(this.ancestors().nth(3)?.join("peers/valkey-server")).filter(|it| it.is_file())
+    };
+    on_path("valkey-server").or_else(|| on_path("redis-server")).or_else(fetched)
 }

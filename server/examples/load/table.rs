@@ -72,9 +72,9 @@ impl fmt::Display for Table {
         }
         writeln!(
             f,
-            "| run | decisions/s | server us | Redis us | scripts/decision | server busy % | denied % | errors | p50 us | p99 us | p99.9 us |"
+            "| run | decisions/s | server us | Redis us | scripts/decision | server busy % | others busy % | denied % | errors | p50 us | p99 us | p99.9 us |"
         )?;
-        writeln!(f, "|---|---|---|---|---|---|---|---|---|---|---|")?;
+        writeln!(f, "|---|---|---|---|---|---|---|---|---|---|---|---|")?;
         for (what, runs) in &self.runs {
             let median = |figure: fn(&Measured) -> Option<f64>| {
                 let [_, median, _] = spread(runs.iter().filter_map(figure));
@@ -84,14 +84,12 @@ impl fmt::Display for Table {
             write!(f, " | {} | {}", median(|run| run.server_us), median(|run| run.redis_us))?;
             write!(f, " | {}", median(|run| run.scripts))?;
             write!(f, " | {}", median(|run| run.server_busy.map(|part| part * 100.0)))?;
+            write!(f, " | {}", median(|run| Some(run.others * 100.0)))?;
             let denied = |run: &Measured| Some(100.0 * number(run.denied) / number(run.decisions.max(1)));
             write!(f, " | {} | {}", median(denied), runs.iter().map(|run| run.errors).sum::<u64>())?;
-            let latency = [
-                median(|run| Some(run.latency[0])),
-                median(|run| Some(run.latency[1])),
-                median(|run| Some(run.latency[2])),
-            ];
-            let [p50, p99, p999] = latency;
+            let [p50, p99, p999]: [fn(&Measured) -> Option<f64>; 3] =
+                [|run| Some(run.latency[0]), |run| Some(run.latency[1]), |run| Some(run.latency[2])];
+            let [p50, p99, p999] = [p50, p99, p999].map(median);
             writeln!(f, " | {p50} | {p99} | {p999} |")?;
         }
         let errors: Vec<_> = self.runs.iter().filter_map(|(what, runs)| first_error(what, runs)).collect();

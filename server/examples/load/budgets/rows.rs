@@ -4,7 +4,7 @@ use super::{Bench, ask_each, crowd, ratio, watched};
 use crate::api::Api;
 use crate::cpu;
 use crate::keys::{Classes, Keys, NAME_BYTES, Traffic};
-use crate::measure::{Measured, number};
+use crate::measure::{Watched, number};
 use crate::peer::{RedisServer, Server};
 use crate::table::{Budget, Table};
 use anyhow::ensure;
@@ -67,11 +67,8 @@ pub(super) async fn redis(bench: &Bench, table: &mut Table) -> anyhow::Result<()
     let (nothing, redis) = (bench.do_nothing().await?, bench.empty_redis().await?);
     let tollgate = bench.on_redis(RULES, &redis).await?;
     let there = Some(&redis);
-    let alone = watched(&nothing, None).during(redis.redis.alone(bench.span / 2)).await?;
-    table.run(
-        "P2 Redis itself, one caller",
-        &Measured { server_us: None, server_busy: None, ..alone.clone() },
-    );
+    let alone = Watched::default().during(redis.redis.alone(bench.span / 2)).await?;
+    table.run("P2 Redis itself, one caller", &alone);
 
     let theirs = bench.full(&nothing, None, Api::Native, mixed).await?;
     let ours = bench.full(&tollgate, there, Api::Native, mixed).await?;
@@ -90,7 +87,7 @@ pub(super) async fn redis(bench: &Bench, table: &mut Table) -> anyhow::Result<()
     let p99 = ours.p99() / (theirs.p99() + alone.p99());
     table.figure("P2", "p99 at half load / (do-nothing's + Redis's own)", Budget::AtMost(1.3), p99);
 
-    let theirs = bench.alone(&nothing, None, mixed).await?;
+    let theirs = bench.alone(&nothing, None, of("read", KEYS)).await?;
     let ours = bench.alone(&tollgate, there, of("read", KEYS)).await?;
     table.run("P2 do-nothing, one caller", &theirs);
     table.run("P2 Redis, one caller", &ours);
