@@ -111,7 +111,9 @@ impl Server {
         // Room for all keys: what is dropped is not measured.
         let room = ["--max-keys", "4000000", "--max-bytes", "4000000000"];
         let listens = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"];
-        let arguments = [arguments.as_slice(), &room, &listens].concat();
+        // What waits long is to be seen in the latency; turned away, it would have cost nothing.
+        let patient = ["--store-deadline", "1s"];
+        let arguments = [arguments.as_slice(), &room, &patient, &listens].concat();
         let mut process = Process::start(program, folder, core, &arguments)?;
         let address = process.address().await?;
         process.until("it is SERVING", async |_: &Process| is_serving(address).await.then_some(())).await?;
