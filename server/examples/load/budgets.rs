@@ -11,11 +11,12 @@ use crate::load::Callers;
 use crate::measure::{Measured, Watched};
 use crate::peer::{self, RedisServer, Server};
 use crate::table::Table;
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -91,15 +92,16 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<()> {
         cpu::pin(core)?;
     }
     let mut table = Table::default();
-    for round in 1..=rounds {
-        for &row in rows {
-            eprintln!("round {round} of {rounds}: {row:?}");
-            bench.row(row, &mut table).await?;
-        }
-    }
+    let mut terminate = signal(SignalKind::terminate())?;
+    let measured = tokio::select! {
+        measured = bench.rounds(rounds, rows, &mut table) => measured,
+        _ = tokio::signal::ctrl_c() => Err(anyhow!("interrupted")),
+        _ = terminate.recv() => Err(anyhow!("terminated")),
+    };
+    // Also if the last row of the last round failed; and what was started ends with `bench.rounds`.
     println!("{}\n", bench.about(rounds)?);
     print!("{table}");
-    Ok(())
+    measured
 }
 
 /// Builds the server of these sources, and says where it is: beside the folder of this program.
@@ -118,6 +120,16 @@ fn build() -> anyhow::Result<PathBuf> {
 }
 
 impl Bench {
+    async fn rounds(&self, rounds: u32, rows: &[Row], table: &mut Table) -> anyhow::Result<()> {
+        for round in 1..=rounds {
+            for &row in rows {
+                eprintln!("round {round} of {rounds}: {row:?}");
+                self.row(row, table).await?;
+            }
+        }
+        Ok(())
+    }
+
     async fn row(&self, row: Row, table: &mut Table) -> anyhow::Result<()> {
         match row {
             Row::P1 => rows::memory(self, table).await,

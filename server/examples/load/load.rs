@@ -181,4 +181,23 @@ mod tests {
         let open = callers.open(traffic(), 10_000.0, span).await.unwrap().tally;
         assert!((100..=300).contains(&open.allowed), "{open:?}");
     }
+
+    /// Or else a server that stalls would be asked less just then, and the stall would not be seen.
+    #[tokio::test]
+    async fn a_call_that_was_due_has_waited_since_then() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(echo::serve(listener));
+        let callers = Callers::connect(url, Api::Native, 1, 1).await.unwrap();
+        let (due, next) = async_channel::unbounded();
+        let (now, late) = (instant(), Duration::from_secs(10));
+        for _ in 0..5 {
+            due.try_send(now.checked_sub(late).unwrap()).unwrap();
+        }
+        due.close();
+        let traffic = Traffic { keys: Keys::Hot, classes: Classes::only("read").unwrap(), cost: None };
+        let tally = callers.ask(traffic, Pace::At(next), now, late).await.unwrap().tally;
+        assert_eq!(tally.latency.len(), 5);
+        assert!(tally.latency.min() > 9_900_000, "{}", tally.latency.min());
+    }
 }
