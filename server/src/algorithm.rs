@@ -41,7 +41,8 @@ pub struct Algorithm {
     pub queues: bool,
     /// What would become of a call now. Changes nothing.
     pub decide: fn(&Limit, &State, Timestamp, Want) -> Decision,
-    /// Takes what `decide` granted at the same time.
+    /// Takes what `decide` granted at the same time. More than there is puts the bucket in debt, which
+    /// then denies even a peek; what it may owe is bounded by each algorithm in its own way.
     pub charge: fn(&Limit, &mut State, Timestamp, Cost),
     /// Gives tokens back; returns how many there was room for.
     pub refund: fn(&Limit, &mut State, Timestamp, Cost) -> Cost,
@@ -71,6 +72,10 @@ pub const ALL: &[Algorithm] = &[
     sliding_window::SLIDING_WINDOW,
     gcra::GCRA,
 ];
+
+/// The one that counts by the calendar, as the rules of Envoy's own service do: what those are decided by unless
+/// they say otherwise.
+pub const BY_CALENDAR: &Algorithm = &fixed_window::FIXED_WINDOW;
 
 /// What algorithms share in Lua, before all of them.
 pub(crate) const SHARED_LUA: &[(&str, &str)] =
@@ -108,4 +113,9 @@ impl std::fmt::Debug for Algorithm {
 #[expect(clippy::unnecessary_wraps, reason = "the signature of a check")]
 fn any_limit(_: &Limit) -> Result<(), LimitError> {
     Ok(())
+}
+
+/// Takes every limit whose units flow.
+fn any_flow(limit: &Limit) -> Result<(), LimitError> {
+    if limit.flows() { Ok(()) } else { Err(LimitError::NoFlow) }
 }

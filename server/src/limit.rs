@@ -136,6 +136,9 @@ pub struct Limit {
     burst: NonZeroU64,
     refill: NonZeroU64,
     scale: NonZeroU64,
+    /// Microseconds.
+    window: u64,
+    flows: bool,
 }
 
 impl Limit {
@@ -156,7 +159,36 @@ impl Limit {
         if burst.get() > most {
             return Err(LimitError::Burst { burst: burst.get(), most });
         }
-        Ok(Self { rate, burst, refill, scale })
+        let window = (burst.get() * scale.get()).div_ceil(refill.get());
+        Ok(Self { rate, burst, refill, scale, window, flows: true })
+    }
+
+    /// The longest window of [`per_window`](Self::per_window).
+    pub const LONGEST_WINDOW: Duration = Duration::from_secs(3650 * 24 * 3600);
+
+    /// `count` tokens each `window`, for algorithms that only count: no units flow, so their bounds are none
+    /// here. Such a limit does not [`flow`](Self::flows).
+    ///
+    /// # Errors
+    /// A count of zero or above 2^32 - 1, a window of zero or above [`LONGEST_WINDOW`](Self::LONGEST_WINDOW).
+    pub fn per_window(count: u64, window: Duration) -> Result<Self, LimitError> {
+        let most = u64::from(u32::MAX);
+        let count = NonZeroU64::new(count).ok_or(LimitError::NoBurst)?;
+        if count.get() > most {
+            return Err(LimitError::Burst { burst: count.get(), most });
+        }
+        let longest = Self::LONGEST_WINDOW;
+        let period = NonZeroU64::new(micros(window)).filter(|_| window <= longest);
+        let period = period.ok_or(LimitError::Period { period: window, longest })?;
+        let rate = Rate { count, period };
+        let one = NonZeroU64::MIN;
+        Ok(Self { rate, burst: count, refill: one, scale: one, window: period.get(), flows: false })
+    }
+
+    /// Are there units that flow? If not, this limit is for algorithms that count within its window.
+    #[must_use]
+    pub const fn flows(&self) -> bool {
+        self.flows
     }
 
     /// The rate as it was given.
@@ -192,7 +224,7 @@ impl Limit {
     /// The time in which an empty bucket refills.
     #[must_use]
     pub const fn window(&self) -> Duration {
-        Duration::from_micros(self.capacity().div_ceil(self.refill.get()))
+        Duration::from_micros(self.window)
     }
 }
 
@@ -240,6 +272,9 @@ pub enum LimitError {
         /// The bound.
         most: u64,
     },
+    /// A limit of a window, for an algorithm with a level that flows.
+    #[error("so many tokens each such a window can only be counted; expected an algorithm with windows")]
+    NoFlow,
     /// The burst is above what an algorithm that remembers every grant takes.
     #[error("a burst of {burst}; a log remembers every grant and takes at most {most}: use sliding_window")]
     Log {
@@ -343,6 +378,9 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// Nothing is known, and so nothing is denied.
+    pub const UNKNOWN: Self = Self { denied: None, ..Self::blocked(Duration::ZERO) };
+
     /// Denied because the key is blocked for that long yet. The bucket was not looked at.
     #[must_use]
     pub const fn blocked(retry_after: Duration) -> Self {
@@ -418,6 +456,21 @@ mod tests {
         let rate = Rate::new(1, Duration::from_micros(1 << 23)).unwrap();
         assert_eq!(Limit::new(rate, 1 << 29), Err(LimitError::Burst { burst: 1 << 29, most: (1 << 29) - 1 }));
         assert!(2 * Limit::new(rate, (1 << 29) - 1).unwrap().capacity() < EXACT);
+    }
+
+    #[test]
+    fn what_is_only_counted_needs_no_units() {
+        let (day, year) = (Duration::from_secs(86_400), Duration::from_secs(365 * 86_400));
+        let prime = 99_991;
+        assert!(Limit::new(Rate::new(prime, day).unwrap(), prime).is_err());
+        for (count, window) in [(prime, day), (u32::MAX.into(), Duration::from_secs(1)), (1, 10 * year)] {
+            let limit = Limit::per_window(count, window).unwrap();
+            assert_eq!((limit.burst(), limit.window(), limit.flows()), (count, window, false));
+        }
+        assert_eq!(Limit::per_window(0, day), Err(LimitError::NoBurst));
+        assert!(matches!(Limit::per_window(1 << 32, day), Err(LimitError::Burst { .. })));
+        assert!(matches!(Limit::per_window(1, Duration::ZERO), Err(LimitError::Period { .. })));
+        assert!(matches!(Limit::per_window(1, 11 * year), Err(LimitError::Period { .. })));
     }
 
     #[test]

@@ -26,7 +26,7 @@ end
 
 local function charge(limit, state, now, cost)
   local used, at = used_now(limit, state, now)
-  state[1], state[2] = at, used + cost
+  state[1], state[2] = at, window.taken(used, cost)
 end
 
 local function refund(limit, state, now, cost)

@@ -6,6 +6,8 @@
 //! that can be twice the burst in a moment, so in any interval it is `2 x burst + rate x time`. Who minds takes
 //! another algorithm; this one is for numbers that match those of other services, and calendars.
 //!
+//! **Debt** of a forced charge is counted in full, and forgotten with its window.
+//!
 //! **Rounding.** A window that is no whole number of microseconds is a part of one longer.
 //!
 //! **Time** never runs backwards: at a time before the last grant the window is still that of the grant.
@@ -37,7 +39,7 @@ fn decide(limit: &Limit, state: &State, now: Timestamp, want: Want) -> Decision 
 
 fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
     let (used, at) = used(limit, state, now);
-    *state = State::Words([at, used + cost.get(), 0, 0, 0]);
+    *state = State::Words([at, window::taken(used, cost), 0, 0, 0]);
 }
 
 fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {

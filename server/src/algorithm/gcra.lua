@@ -23,7 +23,7 @@ end
 
 local function charge(limit, state, now, cost)
   local ahead, step = ahead(limit, state, now)
-  put(limit, state, ahead + cost * limit.scale, now, step)
+  put(limit, state, level.taken(limit, ahead, cost), now, step)
 end
 
 local function refund(limit, state, now, cost)

@@ -17,7 +17,7 @@
 //!
 //! Source: ITU-T I.371, annex A, the virtual scheduling algorithm. Twin: `gcra.lua`.
 
-use super::{Algorithm, Lending, level};
+use super::{Algorithm, Lending, any_flow, level};
 use crate::limit::{Cost, Decision, Limit, LimitError, MAX_UNITS, State, Timestamp, Want, micros};
 
 pub(super) const GCRA: Algorithm = Algorithm {
@@ -34,6 +34,7 @@ pub(super) const GCRA: Algorithm = Algorithm {
 
 /// A TAT twice the window ahead of now still has to be exact.
 fn check(limit: &Limit) -> Result<(), LimitError> {
+    any_flow(limit)?;
     let longest = MAX_UNITS / 2;
     if micros(limit.window()) <= longest {
         return Ok(());
@@ -50,7 +51,7 @@ fn decide(limit: &Limit, state: &State, now: Timestamp, want: Want) -> Decision 
 
 fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
     let (ahead, step) = ahead(limit, state, now);
-    *state = put(limit, ahead + level::units(limit, cost), now, step);
+    *state = put(limit, level::taken(limit, ahead, cost), now, step);
 }
 
 fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {

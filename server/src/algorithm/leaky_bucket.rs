@@ -11,13 +11,13 @@
 //! Source: A. S. Tanenbaum, "Computer Networks", the leaky bucket as a queue. Twin: `leaky_bucket.lua`.
 
 use super::token_bucket::{charge, missing, refund};
-use super::{Algorithm, Lending, any_limit, level, token_bucket};
+use super::{Algorithm, Lending, any_flow, level, token_bucket};
 use crate::limit::{Decision, Limit, State, Timestamp, Want};
 
 pub(super) const LEAKY_BUCKET: Algorithm = Algorithm {
     name: "leaky_bucket",
     tag: 2,
-    check: any_limit,
+    check: any_flow,
     // A chunk would jump the queue.
     lending: Lending::Never,
     queues: true,

@@ -44,6 +44,12 @@ function level.missing(limit, written, at, now)
   return missing - flowed, step
 end
 
+function level.taken(limit, missing, cost)
+  local taken, most = missing + cost * limit.scale, level.owed(limit)
+  if taken > most then return most end
+  return taken
+end
+
 function level.room(limit, missing, cost)
   return math.min(cost, div_ceil(missing, limit.scale))
 end

@@ -70,6 +70,11 @@ pub(super) fn missing(limit: &Limit, written: u64, at: u64, now: Timestamp) -> (
     if flowed >= missing { (0, 0) } else { (missing - flowed, step) }
 }
 
+/// What is missing when so many tokens are taken from what is there or, forced, from what is not.
+pub(super) fn taken(limit: &Limit, missing: u64, cost: Cost) -> u64 {
+    missing.saturating_add(units(limit, cost)).min(owed(limit))
+}
+
 /// How many of the tokens given back find room. A part of a missing token makes room for a whole one: the
 /// bucket is full then, and no more than full.
 pub(super) fn room(limit: &Limit, missing: u64, cost: Cost) -> Cost {

@@ -88,7 +88,16 @@ local function charge(limit, state, now, cost)
   forget_older(state, seen)
   local before = seen.before
   if used == 0 then before = 0 end
-  if cost > 0 then add(state, seen.at, before + used + cost, cost) end
+  -- Nobody owes more than another burst.
+  cost = math.min(cost, math.max(2 * limit.burst - used, 0))
+  if cost == 0 then return end
+  local grown = cost
+  if used > limit.burst then
+    -- In debt the last grant grows, so that there are never more of them than tokens in a burst, and one.
+    grown = grown + state.last.cost
+    redis.call('ZREMRANGEBYRANK', state.key, -1, -1)
+  end
+  add(state, seen.at, before + used + cost, grown)
 end
 
 local function refund(limit, state, now, cost)

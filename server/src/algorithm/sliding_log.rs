@@ -10,7 +10,8 @@
 //!
 //! **Rounding.** Nothing is rounded but the window, which is a part of a microsecond longer where it has to be.
 //!
-//! **Cost.** An entry a grant, at most the burst, so the burst is bounded.
+//! **Cost.** An entry a grant, at most the burst, so the burst is bounded. Debt of a forced charge is at most
+//! another burst, and kept in one entry.
 //!
 //! **Time** never runs backwards: at a time before the last grant it is the time of the grant. A grant that is
 //! given back takes its time with it; should the clock be behind just then, what was older can be granted again.
@@ -66,8 +67,14 @@ fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
     let mut log = taken(state);
     let seen = Seen::new(limit, &log, now);
     seen.forget_older(&mut log);
-    if cost > Cost::ZERO {
-        log.granted.push_back((seen.at, log.forgotten + seen.used() + cost.get()));
+    // Nobody owes more than another burst.
+    let cost = cost.get().min((2 * limit.burst()).saturating_sub(seen.used()));
+    if cost > 0 {
+        if seen.used() > limit.burst() {
+            // In debt the last grant grows, so that there are never more of them than tokens in a burst, and one.
+            log.granted.pop_back();
+        }
+        log.granted.push_back((seen.at, log.forgotten + seen.used() + cost));
     }
     *state = State::Log(log);
 }

@@ -1,11 +1,15 @@
 -- Twin of sliding_window.rs: the same names, the same order, the same integers.
 -- limit: { burst, refill, scale, window }; state: { last, current, previous }
 
+local function most_counted(limit)
+  return math.floor(9007199254740990 / window.length(limit))
+end
+
 local function see(limit, state, now)
   local last = state[1]
   local at = last > now and last or now
   local length = window.length(limit)
-  local most = math.floor(9007199254740990 / length)
+  local most = most_counted(limit)
   local is_cut = math.max(state[2], state[3]) > most
   local current, previous = math.min(state[2], most), math.min(state[3], most)
   local passed = (at - at % length) - (last - last % length)
@@ -47,7 +51,8 @@ end
 
 local function charge(limit, state, now, cost)
   local seen = see(limit, state, now)
-  state[1], state[2], state[3] = seen.at, seen.current + cost, seen.previous
+  local current = math.min(window.taken(seen.current, cost), most_counted(limit))
+  state[1], state[2], state[3] = seen.at, current, seen.previous
 end
 
 local function refund(limit, state, now, cost)

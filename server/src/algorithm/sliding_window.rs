@@ -20,7 +20,7 @@
 //! Source: "How we built rate limiting capable of scaling to millions of domains", Cloudflare, 2017. Twin:
 //! `sliding_window.lua`.
 
-use super::{Algorithm, Lending, window};
+use super::{Algorithm, Lending, any_flow, window};
 use crate::limit::{Cost, Decision, Limit, LimitError, MAX_UNITS, State, Timestamp, Want};
 
 pub(super) const SLIDING_WINDOW: Algorithm = Algorithm {
@@ -42,9 +42,10 @@ fn check(limit: &Limit) -> Result<(), LimitError> {
         burst.saturating_mul(length) <= MAX_UNITS
     };
     let burst = limit.burst();
-    if fits(burst) {
+    if burst.saturating_mul(window::length(limit)) <= MAX_UNITS {
         return Ok(());
     }
+    any_flow(limit)?;
     // The length grows with the burst, so the bound is about a root; the length rounds up, so just below it.
     let root = (MAX_UNITS / limit.scale() * limit.refill().get()).isqrt();
     let most = (0..=root).rev().find(|&burst| fits(burst)).unwrap_or(0);
@@ -77,7 +78,8 @@ fn decide(limit: &Limit, state: &State, now: Timestamp, want: Want) -> Decision 
 
 fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
     let seen = Seen::new(limit, state, now);
-    *state = State::Words([seen.at, seen.current + cost.get(), seen.previous, 0, 0]);
+    let current = window::taken(seen.current, cost).min(most(limit));
+    *state = State::Words([seen.at, current, seen.previous, 0, 0]);
 }
 
 fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {
@@ -88,6 +90,12 @@ fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost 
         *state = State::Words([seen.at, seen.current - credited, seen.previous, 0, 0]);
     }
     Cost::new(credited)
+}
+
+/// What may be counted: under a larger limit or by force it was more, but it still has to be multiplied, and
+/// it is gone after two windows.
+fn most(limit: &Limit) -> u64 {
+    (2 * MAX_UNITS) / window::length(limit)
 }
 
 /// What is counted now, and the bucket's time.
@@ -103,8 +111,7 @@ impl Seen {
         let [last, current, previous, ..] = state.words();
         let at = last.max(now.as_micros());
         let length = window::length(limit);
-        // What was counted under a larger limit still has to be multiplied; it is gone after two windows.
-        let most = (2 * MAX_UNITS) / length;
+        let most = most(limit);
         let is_cut = current.max(previous) > most;
         let (current, previous) = (current.min(most), previous.min(most));
         let (current, previous) = match at / length - last / length {

@@ -20,7 +20,7 @@ end
 
 local function charge(limit, state, now, cost)
   local missing, step = missing(limit, state, now)
-  put(limit, state, missing + cost * limit.scale, now, step)
+  put(limit, state, level.taken(limit, missing, cost), now, step)
 end
 
 local function refund(limit, state, now, cost)

@@ -17,13 +17,13 @@
 //! Source: J. Turner, "New directions in communications (or which way to the information age?)", IEEE
 //! Communications Magazine 24(10), 1986, as a meter. Twin: `token_bucket.lua`.
 
-use super::{Algorithm, Lending, any_limit, level};
+use super::{Algorithm, Lending, any_flow, level};
 use crate::limit::{Cost, Decision, Limit, State, Timestamp, Want};
 
 pub(super) const TOKEN_BUCKET: Algorithm = Algorithm {
     name: "token_bucket",
     tag: 1,
-    check: any_limit,
+    check: any_flow,
     lending: Lending::Freely,
     queues: false,
     decide,
@@ -39,7 +39,7 @@ pub(super) fn decide(limit: &Limit, state: &State, now: Timestamp, want: Want) -
 
 pub(super) fn charge(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) {
     let (missing, step) = missing(limit, state, now);
-    *state = put(limit, missing + level::units(limit, cost), now, step);
+    *state = put(limit, level::taken(limit, missing, cost), now, step);
 }
 
 pub(super) fn refund(limit: &Limit, state: &mut State, now: Timestamp, cost: Cost) -> Cost {

@@ -6,6 +6,11 @@ function window.length(limit)
   return limit.window
 end
 
+function window.taken(used, cost)
+  if used + cost > 4503599627370495 then return 4503599627370495 end
+  return used + cost
+end
+
 -- Returns denied, granted, remaining, retry_after, reset_after, wait.
 function window.decide(limit, used, at_least, at_most, retry_after, reset_after)
   local remaining = limit.burst - used

@@ -3,12 +3,17 @@
 //!
 //! Twin: `window.lua`.
 
-use crate::limit::{Cost, Decision, Limit, Reason, Want, micros};
+use crate::limit::{Cost, Decision, Limit, MAX_UNITS, Reason, Want, micros};
 use std::time::Duration;
 
 /// The length of the window, in microseconds.
 pub(super) fn length(limit: &Limit) -> u64 {
     micros(limit.window())
+}
+
+/// What is used when so many tokens are taken; forced ones may be any number, and the count stays exact.
+pub(super) fn taken(used: u64, cost: Cost) -> u64 {
+    used.saturating_add(cost.get()).min(MAX_UNITS)
 }
 
 /// Decides by the tokens used. A denied call would fit after `retry_after`; with so many granted the bucket is
