@@ -27,9 +27,9 @@ use tollgate_server::algorithm::{ALL, Algorithm};
 use tollgate_server::clock::Clock;
 use tollgate_server::config::StoreConfig;
 use tollgate_server::limit::{Cost, Decision, Limit, Rate, Timestamp, Want};
-use tollgate_server::request::Strikes;
+use tollgate_server::request::{Charge, Strikes};
 use tollgate_server::store::{Store, connect};
-use traces::{Amount, RuleSpec, Shift, Step, Trace, Unused, Wish, traces};
+use traces::{Amount, Charging, RuleSpec, Shift, Step, Trace, Unused, Wish, traces};
 
 #[test]
 fn every_store_gives_the_same_decisions() {
@@ -258,11 +258,24 @@ impl Run<'_> {
         let ask = Ask::new(&format!("{}{}", self.prefix, KEYS[wish.key]), CLASSES[wish.class], rule.limit, 0);
         let strikes =
             rule.penalty.map(|penalty| Strikes { penalty, reported: wish.reported, on_denial: wish.counts });
-        let want = Want { at_least: Cost::new(at_least), at_most: Cost::new(at_most) };
-        let ask = Ask { want, shadow: rule.shadow, strikes, ..ask.by(&ALL[rule.algorithm]) };
+        let cost = Cost::new(tokens(wish.at_least));
+        let (want, charge) = match wish.charge {
+            Charging::Always => {
+                let never = Cost::new(rule.limit.burst() + 1);
+                (Want::exactly(cost.min(never)), Charge::Always(cost))
+            }
+            // Nothing given back is a peek.
+            Charging::GiveBack if cost == Cost::ZERO => (Want::exactly(cost), Charge::IfAllowed),
+            Charging::GiveBack => (Want::exactly(Cost::ZERO), Charge::GiveBack(cost)),
+            Charging::IfAllowed => {
+                (Want { at_least: Cost::new(at_least), at_most: Cost::new(at_most) }, Charge::IfAllowed)
+            }
+        };
+        let quota = wish.quota;
+        let ask = Ask { want, shadow: rule.shadow, quota, charge, strikes, ..ask.by(&ALL[rule.algorithm]) };
         match wish.lease {
-            Some(valid_for) => ask.leased(at_most, valid_for),
-            None => ask,
+            Some(valid_for) if charge == Charge::IfAllowed => ask.leased(at_most, valid_for),
+            _ => ask,
         }
     }
 

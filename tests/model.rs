@@ -40,15 +40,17 @@ impl TokenBucket {
         let level = self.replay();
         let used = level.at(rule, now);
         let remaining = used.left(rule);
-        let fits = |level: Level| level.used + tokens(at_least, rule) <= tokens(rule.burst, rule);
-        let allowed = fits(used);
+        let fits = |level: Level, cost| level.used + tokens(cost, rule) <= tokens(rule.burst, rule);
+        let allowed = fits(used, at_least);
+        // What never fits is told when a burst would.
+        let most = at_least.min(rule.burst);
         let granted = if allowed { remaining.min(at_most) } else { 0 };
         let after = Level { used: used.used + tokens(granted, rule), ..used };
         Answer {
             allowed,
             granted,
             remaining: remaining - granted,
-            retry_after: first(|wait| fits(level.at(rule, now + wait))),
+            retry_after: first(|wait| fits(level.at(rule, now + wait), most)),
             reset_after: first(|wait| after.at(rule, now + wait).used == 0),
         }
     }
@@ -75,7 +77,9 @@ impl TokenBucket {
         let new = Level { used: 0, period: 1, grain: 1, time: 0 };
         self.events.iter().fold(new, |level, event| {
             let level = level.at(event.rule, event.at);
-            let used = level.used + tokens(event.taken, event.rule);
+            // What is taken by force, more than there is, is bounded as debt is.
+            let most = 2 * tokens(event.rule.burst, event.rule);
+            let used = (level.used + tokens(event.taken, event.rule)).min(most);
             Level { used: used.saturating_sub(tokens(event.given_back, event.rule)), ..level }
         })
     }
@@ -184,7 +188,7 @@ impl Grants {
             allowed,
             granted,
             remaining: remaining - granted,
-            retry_after: first(|wait| self.used(rule, now + wait) + at_least <= rule.burst),
+            retry_after: first(|wait| self.used(rule, now + wait) + at_least.min(rule.burst) <= rule.burst),
             reset_after: first(|wait| after.used(rule, now + wait) == 0),
         }
     }
@@ -195,7 +199,16 @@ impl Grants {
         }
         self.forget(rule, now);
         self.changed = self.time(now);
-        self.list.push((self.changed, taken));
+        let used = self.used(rule, now);
+        // A log in debt grows by the last grant, to another burst at most.
+        let (taken, grows) = match self.counted {
+            Counted::Log => (taken.min((2 * rule.burst).saturating_sub(used)), used > rule.burst),
+            Counted::Fixed | Counted::Sliding => (taken, false),
+        };
+        if taken > 0 {
+            let last = if grows { self.list.pop().map_or(0, |(_, last)| last) } else { 0 };
+            self.list.push((self.changed, last + taken));
+        }
     }
 
     pub(crate) fn give_back(&mut self, rule: Rule, now: u64, tokens: u64) -> u64 {

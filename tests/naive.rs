@@ -12,6 +12,7 @@ use tollgate_server::algorithm::Algorithm;
 use tollgate_server::limit::{Cost, Decision, Limit, Reason, State, Timestamp, Want};
 use tollgate_server::name::BucketName;
 use tollgate_server::penalty::Penalty;
+use tollgate_server::request::Charge;
 
 /// Times are microseconds; tokens and strikes are plain numbers.
 #[derive(Default)]
@@ -70,11 +71,23 @@ impl Naive {
     /// Decides one call. Whatever has ended must be forgotten first.
     pub(crate) fn decide(&mut self, asks: &[Ask], now: u64) -> Vec<Decision> {
         let mut decisions: Vec<_> = asks.iter().map(|ask| self.alone(ask, now)).collect();
-        let held_up = asks.iter().zip(&decisions).any(|(ask, d)| d.denied.is_some() && !ask.shadow);
+        let counted = asks.iter().zip(&decisions).filter(|(ask, _)| !ask.shadow);
+        let (quotas, plain): (Vec<_>, Vec<_>) = counted.partition(|(ask, _)| ask.quota);
+        let is_denied = |(_, decision): &(&Ask, &Decision)| decision.denied.is_some();
+        let held_up = plain.iter().any(is_denied) || !quotas.is_empty() && quotas.iter().all(is_denied);
         for (ask, decision) in asks.iter().zip(&mut decisions) {
             match decision.denied {
                 Some(Reason::Blocked) => {}
                 Some(Reason::OverLimit) => {
+                    if let Charge::Always(cost) = ask.charge {
+                        let replaced = decision.replaced;
+                        let mut usage = self.bucket(ask);
+                        usage.take(&ask.limit, now, cost.get());
+                        self.file(ask, usage, now);
+                        let want = ask.want;
+                        *decision = self.look(ask, now, want.at_least.get(), want.at_most.get());
+                        decision.replaced = replaced;
+                    }
                     if let Some(strikes) = &ask.strikes
                         && strikes.on_denial
                     {
@@ -85,7 +98,7 @@ impl Naive {
                         }
                     }
                 }
-                None if held_up => *decision = self.look(ask, now, 0, 0),
+                None if held_up && ask.charge == Charge::IfAllowed => *decision = self.look(ask, now, 0, 0),
                 None => self.take(ask, decision, now),
             }
         }
@@ -94,6 +107,18 @@ impl Naive {
 
     /// What would become of this bucket if it were the only one.
     fn alone(&mut self, ask: &Ask, now: u64) -> Decision {
+        if let Charge::GiveBack(cost) = ask.charge {
+            let mut usage = self.bucket(ask);
+            if usage.give_back(&ask.limit, now, cost.get()) > 0 {
+                self.file(ask, usage, now);
+            }
+            return Decision {
+                denied: None,
+                retry_after: Duration::ZERO,
+                replaced: false,
+                ..self.look(ask, now, 0, 0)
+            };
+        }
         if let Some(strikes) = &ask.strikes
             && strikes.reported > 0
             && !self.blocks.contains_key(&ask.key)

@@ -10,7 +10,7 @@ use tollgate_server::clock::Clock;
 use tollgate_server::config::{StoreConfig, StoreUrl};
 use tollgate_server::limit::{Cost, Decision, Limit, Rate, Timestamp, Want};
 use tollgate_server::name::{BucketName, LeaseId};
-use tollgate_server::request::{Hit, NewLease, Settlement, Strikes};
+use tollgate_server::request::{Charge, Hit, NewLease, Settlement, Strikes};
 use tollgate_server::store::{Store, connect};
 
 /// A time to begin at: in 2023, and no round number of anything.
@@ -114,6 +114,8 @@ pub(crate) struct Ask {
     pub(crate) algorithm: &'static Algorithm,
     pub(crate) want: Want,
     pub(crate) shadow: bool,
+    pub(crate) quota: bool,
+    pub(crate) charge: Charge,
     pub(crate) strikes: Option<Strikes>,
     pub(crate) lease: Option<NewLease>,
 }
@@ -128,6 +130,8 @@ impl Ask {
             algorithm: named("token_bucket"),
             want: Want::exactly(Cost::new(cost)),
             shadow: false,
+            quota: false,
+            charge: Charge::IfAllowed,
             strikes: None,
             lease: None,
         }
@@ -155,6 +159,8 @@ impl Ask {
             algorithm: self.algorithm,
             want: self.want,
             shadow: self.shadow,
+            quota: self.quota,
+            charge: self.charge,
             strikes: self.strikes,
             lease: self.lease.clone(),
         }

@@ -13,7 +13,7 @@ use tollgate_server::algorithm::{ALL, Algorithm};
 use tollgate_server::clock::Clock;
 use tollgate_server::limit::{Cost, Limit, Rate, State, Timestamp, Want};
 use tollgate_server::name::BucketName;
-use tollgate_server::request::Hit;
+use tollgate_server::request::{Charge, Hit};
 use tollgate_server::rules::{Limited, Rule, Rules};
 use tollgate_server::store::Store as _;
 use tollgate_server::store::memory::Memory;
@@ -110,6 +110,8 @@ fn hit(bucket: &BucketName, limit: Limit) -> Hit {
         algorithm: token_bucket(),
         want: ONE,
         shadow: false,
+        quota: false,
+        charge: Charge::IfAllowed,
         strikes: None,
         lease: None,
     }

@@ -4,7 +4,9 @@ use crate::clock::instant;
 use crate::lease;
 use crate::limit::{Cost, Decision, Reason, Want};
 use crate::name::{BucketName, LeaseId};
-use crate::request::{Borrow, Denial, Hit, Lease, NewLease, Request, Return, Settlement, Strikes, Verdict};
+use crate::request::{
+    Borrow, Charge, Denial, Hit, Lease, NewLease, Request, Return, Settlement, Strikes, Verdict,
+};
 use crate::rules::{DEFAULT_CLASS, Limited, Rule, Rules};
 use crate::store::{Store, StoreError};
 use futures_util::future::try_join_all;
@@ -56,6 +58,8 @@ impl Engine {
             algorithm: limited.algorithm,
             want: Want::exactly(cost),
             shadow: limited.shadow,
+            quota: false,
+            charge: Charge::IfAllowed,
             strikes: limited.strikes(0, cost > Cost::ZERO),
             lease: None,
         };
@@ -95,6 +99,8 @@ impl Engine {
                 Want::exactly(Cost::ZERO)
             },
             shadow: limited.shadow,
+            quota: false,
+            charge: Charge::IfAllowed,
             // The gateway reports what it denies; counting this refusal too would count it twice.
             strikes: limited.strikes(request.denied, false),
             lease: id.clone().map(|id| NewLease { id, valid_for: lease::VALID_FOR }),

@@ -59,10 +59,27 @@ pub struct Hit {
     pub want: Want,
     /// A denial of this hit holds nothing up.
     pub shadow: bool,
+    /// One of several ways to pay: denials of such hits hold the call up only together, all of them.
+    pub quota: bool,
+    /// What is done to the bucket.
+    pub charge: Charge,
     /// What denials lead to, and how many there are.
     pub strikes: Option<Strikes>,
     /// Files what is granted under this name, until it ends.
     pub lease: Option<NewLease>,
+}
+
+/// What a hit does to its bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Charge {
+    /// Takes what is granted, if nothing holds the call up.
+    #[default]
+    IfAllowed,
+    /// Takes that many, allowed or not: for what was spent already. The wish must be as many, or more than
+    /// there ever is. A blocked key is charged nothing.
+    Always(Cost),
+    /// Gives that many back, at least one, as far as there is room, and is never denied. The wish must be a peek.
+    GiveBack(Cost),
 }
 
 /// The strikes that come with a hit.

@@ -47,6 +47,18 @@ pub(super) struct Wish {
     pub(super) counts: bool,
     /// For how long.
     pub(super) lease: Option<Duration>,
+    pub(super) quota: bool,
+    pub(super) charge: Charging,
+}
+
+/// What a wish does to its bucket.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Charging {
+    IfAllowed,
+    /// As much as was wished at least, allowed or not. No lease.
+    Always,
+    /// That, and wishes nothing.
+    GiveBack,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -166,8 +178,14 @@ fn wishes() -> impl Strategy<Value = Wish> {
     let reported = prop_oneof![8 => Just(0), 2 => 1..=4u32, 1 => Just(u32::MAX)];
     let lease = prop::option::weighted(0.3, (1..=10_000_000u64).prop_map(Duration::from_micros));
     let at_most = prop::option::weighted(0.3, amounts());
-    (mostly_one(), mostly_one(), amounts(), at_most, reported, prop::bool::weighted(0.8), lease).prop_map(
-        |(key, class, at_least, at_most, reported, counts, lease)| Wish {
+    let charge = prop_oneof![
+        8 => Just(Charging::IfAllowed),
+        2 => Just(Charging::Always),
+        1 => Just(Charging::GiveBack),
+    ];
+    let how = (prop::bool::weighted(0.8), lease, prop::bool::weighted(0.2), charge);
+    (mostly_one(), mostly_one(), amounts(), at_most, reported, how).prop_map(
+        |(key, class, at_least, at_most, reported, (counts, lease, quota, charge))| Wish {
             key,
             class,
             at_least,
@@ -175,6 +193,8 @@ fn wishes() -> impl Strategy<Value = Wish> {
             reported,
             counts,
             lease,
+            quota,
+            charge,
         },
     )
 }

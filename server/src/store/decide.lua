@@ -10,8 +10,8 @@
 --   buckets  how many keys are buckets
 --   reads    how many keys are read, buckets among them
 --   asks     what is asked of buckets, all that hits have in common: { { at_least, at_most, reported, on_denial,
---            valid_for, shadow, tag, burst, refill, scale, window, and of the penalty strikes, window, base, cap },
---            ... }
+--            valid_for, shadow, quota, always, back, tag, burst, refill, scale, window, and of the penalty strikes,
+--            window, base, cap }, ... }
 --   calls    one flat list; of each call how many hits it has, or 0 for a settlement, and then
 --            of each hit: ask, bucket, block, strikes, lease; 0 for a place that is not needed
 --            of a settlement: ask, unused, lease, bucket
@@ -39,8 +39,8 @@ end
 
 local asks = {}
 for i, row in ipairs(ask_rows) do
-  local at_least, at_most, reported, on_denial, valid_for, shadow, tag, burst, refill, scale, window,
-    strikes, forgotten, base, cap = unpack(row)
+  local at_least, at_most, reported, on_denial, valid_for, shadow, quota, always, back, tag, burst, refill,
+    scale, window, strikes, forgotten, base, cap = unpack(row)
   local algorithm = algorithms[tag]
   asks[i] = {
     at_least = at_least,
@@ -49,6 +49,9 @@ for i, row in ipairs(ask_rows) do
     on_denial = on_denial == 1,
     valid_for = valid_for,
     shadow = shadow == 1,
+    quota = quota == 1,
+    always = always,
+    back = back,
     tag = tag,
     algorithm = algorithm,
     decide = algorithm.decide,
@@ -168,8 +171,21 @@ local function count_strikes(penalty, block, strikes, more)
   return record.blocked_until
 end
 
+-- Returns how many tokens there was room for, and what is left then: remaining, reset_after, wait, state.
+local function give_back(bucket, ask, tokens)
+  local state = state_of(bucket, ask)
+  local credited = ask.algorithm.refund(ask.limit, state, now, tokens)
+  local _, _, remaining, _, reset_after, wait = ask.decide(ask.limit, state, now, 0, 0)
+  if credited > 0 then resets[bucket] = reset_after end
+  return credited, remaining, reset_after, wait, state
+end
+
 -- Returns code, granted, remaining, retry_after, reset_after, wait, state.
 local function judge(hit, ask)
+  if ask.back > 0 then
+    local _, remaining, reset_after, wait, state = give_back(calls[hit + 1], ask, ask.back)
+    return ALLOWED, 0, remaining, 0, reset_after, wait, state
+  end
   local block, ends_at = calls[hit + 2], 0
   if stored[block] then ends_at = blocked_until(block) end
   if ask.reported > 0 and ends_at <= now then
@@ -188,25 +204,41 @@ local function lend(lease, ask, granted, reset_after)
   put(KEYS[lease], whole(granted), valid_for)
 end
 
+local function charge(bucket, ask, state, tokens, reset_after)
+  ask.charge(ask.limit, state, now, tokens)
+  if state.replaced then state.replaced = nil end
+  resets[bucket] = reset_after
+end
+
+-- Takes what was denied all the same, and decides anew: for the waits. Returns remaining, retry_after, reset_after.
+local function overdraw(bucket, ask, state)
+  charge(bucket, ask, state, ask.always)
+  local _, _, remaining, retry_after, reset_after = ask.decide(ask.limit, state, now, ask.at_least, ask.at_most)
+  resets[bucket] = reset_after
+  return remaining, retry_after, reset_after
+end
+
 local rows, size = {}, 0
 
 -- Charges what is granted, counts what is denied, and answers.
 local function commit(hit, ask, held_up, code, granted, remaining, retry_after, reset_after, wait, state)
-  local replaced = state and state.replaced and REPLACED or 0
+  -- To what gives back, another algorithm's bucket is a full one.
+  local replaced = state and state.replaced and ask.back == 0 and REPLACED or 0
   if code == ALLOWED then
-    if held_up then
+    if held_up and ask.always == 0 and ask.back == 0 then
       local _
       _, granted, remaining, _, reset_after, wait = ask.decide(ask.limit, state, now, 0, 0)
     elseif granted > 0 then
-      ask.charge(ask.limit, state, now, granted)
-      if replaced > 0 then state.replaced = nil end
-      resets[calls[hit + 1]] = reset_after
+      charge(calls[hit + 1], ask, state, granted, reset_after)
       if ask.valid_for > 0 then lend(calls[hit + 4], ask, granted, reset_after) end
     end
     rows[size + 1], rows[size + 2], rows[size + 3], rows[size + 4], rows[size + 5] =
       ALLOWED + replaced, granted, remaining, reset_after, wait
     size = size + 5
   elseif code == OVER then
+    if ask.always > 0 then
+      remaining, retry_after, reset_after = overdraw(calls[hit + 1], ask, state)
+    end
     if ask.on_denial then
       local ends_at = count_strikes(ask.penalty, calls[hit + 2], calls[hit + 3], 1)
       retry_after = math.max(retry_after, ends_at - now)
@@ -227,13 +259,21 @@ local function decide_call(at, hits)
     local ask = asks[calls[at]]
     return commit(at, ask, false, judge(at, ask))
   end
-  local judged, held_up = {}, false
+  local judged, held_up, quotas, denied_quotas = {}, false, 0, 0
   for i = 1, hits do
     local hit = at + HIT * (i - 1)
     local ask = asks[calls[hit]]
     judged[i] = { judge(hit, ask) }
-    if judged[i][1] ~= ALLOWED and not ask.shadow then held_up = true end
+    local denied = judged[i][1] ~= ALLOWED
+    if ask.quota and not ask.shadow then
+      quotas = quotas + 1
+      if denied then denied_quotas = denied_quotas + 1 end
+    elseif denied and not ask.shadow then
+      held_up = true
+    end
   end
+  -- Quotas are several ways to pay.
+  if quotas > 0 and quotas == denied_quotas then held_up = true end
   for i = 1, hits do
     local hit = at + HIT * (i - 1)
     commit(hit, asks[calls[hit]], held_up, unpack(judged[i], 1, 7))
@@ -247,12 +287,7 @@ local function settle_call(at)
   if outstanding > 0 then
     call('DEL', KEYS[lease])
     stored[lease] = false
-    local state = state_of(bucket, ask)
-    credited = ask.algorithm.refund(ask.limit, state, now, math.min(unused, outstanding))
-    if credited > 0 then
-      local _, _, _, _, reset_after = ask.decide(ask.limit, state, now, 0, 0)
-      resets[bucket] = reset_after
-    end
+    credited = give_back(bucket, ask, math.min(unused, outstanding))
   end
   size = size + 1
   rows[size] = credited

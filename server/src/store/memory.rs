@@ -8,12 +8,13 @@ use super::expiring::{Bound, Expiring, Weigh};
 use super::{Store, StoreError};
 use crate::algorithm::Algorithm;
 use crate::clock::Clock;
-use crate::limit::{Cost, Decision, Reason, State, Timestamp, Want};
+use crate::limit::{Cost, Decision, Limit, Reason, State, Timestamp, Want};
 use crate::penalty::Record;
-use crate::request::{Hit, Settlement};
+use crate::request::{Charge, Hit, Settlement};
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher as _, RandomState};
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// More shards than any machine here has cores to contend for them.
@@ -114,20 +115,21 @@ impl Memory {
         let now = self.clock.now();
 
         let mut decisions = Vec::with_capacity(hits.len());
-        let mut held_up = false;
         for (hit, &place) in hits.iter().zip(&places) {
             let Some(shard) = shards.get(place) else { continue };
-            let decision = shard.decide(hit, now);
-            held_up |= !decision.allowed() && !hit.shadow;
-            decisions.push(decision);
+            decisions.push(shard.decide(hit, now));
         }
+        let held_up = held_up(hits, &decisions);
         for ((hit, &place), decision) in hits.iter().zip(&places).zip(&mut decisions) {
             let Some(shard) = shards.get(place) else { continue };
             match decision.denied {
-                Some(Reason::OverLimit) => shard.strike(hit, decision, now),
+                Some(Reason::OverLimit) => {
+                    shard.overdraw(hit, decision, now);
+                    shard.strike(hit, decision, now);
+                }
                 Some(Reason::Blocked) => {}
-                None if held_up => *decision = shard.peek(hit, now),
-                None => shard.charge(hit, decision, now),
+                None if held_up && hit.charge == Charge::IfAllowed => *decision = shard.peek(hit, now),
+                None => shard.charge(hit, decision.granted, decision.reset_after, now),
             }
         }
         decisions
@@ -142,8 +144,29 @@ impl Memory {
     }
 }
 
+/// Does a denial hold the call up? One of a shadow hit does not, and those of quotas only together.
+fn held_up(hits: &[Hit], decisions: &[Decision]) -> bool {
+    let (mut quotas, mut denied) = (0, 0);
+    for (hit, decision) in hits.iter().zip(decisions).filter(|(hit, _)| !hit.shadow) {
+        match (hit.quota, decision.allowed()) {
+            (false, false) => return true,
+            (false, true) => {}
+            (true, allowed) => {
+                quotas += 1;
+                denied += usize::from(!allowed);
+            }
+        }
+    }
+    quotas > 0 && quotas == denied
+}
+
 impl Shard {
     fn decide(&mut self, hit: &Hit, now: Timestamp) -> Decision {
+        if let Charge::GiveBack(cost) = hit.charge {
+            self.refund(hit.bucket.as_str(), &hit.limit, hit.algorithm, cost, now);
+            let left = self.peek(hit, now);
+            return Decision { denied: None, retry_after: Duration::ZERO, replaced: false, ..left };
+        }
         let subject = hit.bucket.subject();
         let mut record = self.records.get(subject, now).copied().unwrap_or_default();
         if let Some(strikes) = &hit.strikes
@@ -171,17 +194,30 @@ impl Shard {
         }
     }
 
-    fn charge(&mut self, hit: &Hit, decision: &Decision, now: Timestamp) {
-        if decision.granted == Cost::ZERO {
+    /// Takes what was denied all the same, if the hit says so, and decides anew: for the waits.
+    fn overdraw(&mut self, hit: &Hit, decision: &mut Decision, now: Timestamp) {
+        let Charge::Always(cost) = hit.charge else { return };
+        let mut state = match self.buckets.get(hit.bucket.as_str(), now) {
+            Some(bucket) if bucket.tag == hit.algorithm.tag => bucket.state.clone(),
+            _ => State::default(),
+        };
+        (hit.algorithm.charge)(&hit.limit, &mut state, now, cost);
+        let after = (hit.algorithm.decide)(&hit.limit, &state, now, hit.want);
+        *decision = Decision { replaced: decision.replaced, ..after };
+        self.charge(hit, cost, decision.reset_after, now);
+    }
+
+    fn charge(&mut self, hit: &Hit, cost: Cost, reset_after: Duration, now: Timestamp) {
+        if cost == Cost::ZERO {
             return;
         }
         let (name, algorithm) = (hit.bucket.as_str(), hit.algorithm);
-        let ends = now.after(decision.reset_after);
+        let ends = now.after(reset_after);
         let charge = |bucket: &mut Bucket| {
             if bucket.tag != algorithm.tag {
                 *bucket = Bucket::new(algorithm);
             }
-            (algorithm.charge)(&hit.limit, &mut bucket.state, now, decision.granted);
+            (algorithm.charge)(&hit.limit, &mut bucket.state, now, cost);
             ((), Some(ends))
         };
         if self.buckets.update(name, now, charge).is_none() {
@@ -190,8 +226,8 @@ impl Shard {
             self.buckets.put(name, bucket, ends, now);
         }
         if let Some(lease) = &hit.lease {
-            let valid_for = algorithm.lend(lease.valid_for, decision.reset_after);
-            self.leases.put(lease.id.as_str(), decision.granted, now.after(valid_for), now);
+            let valid_for = algorithm.lend(lease.valid_for, reset_after);
+            self.leases.put(lease.id.as_str(), cost, now.after(valid_for), now);
         }
     }
 
@@ -207,9 +243,18 @@ impl Shard {
 
     fn settle(&mut self, settlement: &Settlement, now: Timestamp) -> Cost {
         let Some(outstanding) = self.leases.take(settlement.id.as_str(), now) else { return Cost::ZERO };
-        let Settlement { limit, algorithm, .. } = settlement;
-        let name = settlement.id.bucket().as_str();
-        let unused = settlement.unused.min(outstanding);
+        let Settlement { id, limit, algorithm, unused } = settlement;
+        self.refund(id.bucket().as_str(), limit, algorithm, (*unused).min(outstanding), now)
+    }
+
+    fn refund(
+        &mut self,
+        name: &str,
+        limit: &Limit,
+        algorithm: &Algorithm,
+        unused: Cost,
+        now: Timestamp,
+    ) -> Cost {
         let refund = |bucket: &mut Bucket| {
             let credited = if bucket.tag == algorithm.tag {
                 (algorithm.refund)(limit, &mut bucket.state, now, unused)
@@ -268,11 +313,9 @@ impl Store for Memory {
 mod tests {
     use super::*;
     use crate::algorithm::ALL;
-    use crate::limit::{Limit, Rate};
+    use crate::limit::Rate;
     use crate::name::{BucketName, LeaseId};
     use crate::request::NewLease;
-    use std::time::Duration;
-
     #[test]
     fn a_lease_that_gives_nothing_back_leaves_the_bucket_its_end() {
         let limit = |seconds| Limit::new(Rate::new(1, Duration::from_secs(seconds)).unwrap(), 1).unwrap();
@@ -287,6 +330,8 @@ mod tests {
             algorithm,
             want: Want::exactly(Cost::new(cost)),
             shadow: false,
+            quota: false,
+            charge: Charge::IfAllowed,
             strikes: None,
             lease,
         };
@@ -317,6 +362,8 @@ mod tests {
                     algorithm,
                     want: Want::exactly(Cost::new(1)),
                     shadow: false,
+                    quota: false,
+                    charge: Charge::IfAllowed,
                     strikes: None,
                     lease: None,
                 };

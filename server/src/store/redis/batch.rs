@@ -5,7 +5,7 @@ use super::script::SCRIPT;
 use crate::algorithm::Algorithm;
 use crate::limit::{Cost, Decision, Limit, Reason, Timestamp, Words, micros};
 use crate::penalty::Penalty;
-use crate::request::{Hit, Settlement};
+use crate::request::{Charge, Hit, Settlement};
 use crate::store::StoreError;
 use deadpool_redis::redis::{Cmd, RedisWrite, ToRedisArgs};
 use indexmap::IndexSet;
@@ -159,7 +159,7 @@ struct Key<'c> {
 }
 
 /// All of a hit but its keys.
-type Ask = [u64; 15];
+type Ask = [u64; 18];
 
 /// One call, in places of what it is about.
 enum Row {
@@ -178,6 +178,11 @@ struct HitRow {
 impl<'c> Batch<'c> {
     fn hit(&mut self, hit: &'c Hit) -> HitRow {
         let strikes = hit.strikes.as_ref();
+        let (always, back) = match hit.charge {
+            Charge::IfAllowed => (Cost::ZERO, Cost::ZERO),
+            Charge::Always(cost) => (cost, Cost::ZERO),
+            Charge::GiveBack(cost) => (Cost::ZERO, cost),
+        };
         let ask = ask(
             &hit.limit,
             hit.algorithm,
@@ -188,6 +193,9 @@ impl<'c> Batch<'c> {
                 strikes.is_some_and(|strikes| strikes.on_denial).into(),
                 hit.lease.as_ref().map_or(0, |lease| micros(lease.valid_for).max(1)),
                 hit.shadow.into(),
+                hit.quota.into(),
+                always.get(),
+                back.get(),
             ],
             strikes.map(|strikes| strikes.penalty),
         );
@@ -207,7 +215,7 @@ impl<'c> Batch<'c> {
     fn settlement(&mut self, settlement: &'c Settlement) -> Row {
         let Settlement { id, limit, algorithm, unused } = settlement;
         Row::Settle {
-            ask: place(&mut self.asks, ask(limit, algorithm, [0; 6], None)),
+            ask: place(&mut self.asks, ask(limit, algorithm, [0; 9], None)),
             unused: unused.get(),
             lease: self.read.insert_full(Key { kind: "lease:", name: id.as_str() }).0,
             bucket: self.bucket(id.bucket().as_str()),
@@ -265,8 +273,8 @@ impl<'c> Batch<'c> {
     }
 }
 
-fn ask(limit: &Limit, algorithm: &Algorithm, hit: [u64; 6], penalty: Option<Penalty>) -> Ask {
-    let [at_least, at_most, reported, on_denial, valid_for, shadow] = hit;
+fn ask(limit: &Limit, algorithm: &Algorithm, hit: [u64; 9], penalty: Option<Penalty>) -> Ask {
+    let [at_least, at_most, reported, on_denial, valid_for, shadow, quota, always, back] = hit;
     let [strikes, forgotten, base, cap] = penalty.map_or([0; 4], |penalty| {
         [penalty.strikes().into(), micros(penalty.window()), micros(penalty.base()), micros(penalty.cap())]
     });
@@ -277,6 +285,9 @@ fn ask(limit: &Limit, algorithm: &Algorithm, hit: [u64; 6], penalty: Option<Pena
         on_denial,
         valid_for,
         shadow,
+        quota,
+        always,
+        back,
         algorithm.tag.into(),
         limit.burst(),
         limit.refill().get(),
@@ -333,6 +344,8 @@ mod tests {
             algorithm: &ALL[0],
             want: Want::exactly(Cost::new(cost)),
             shadow: false,
+            quota: false,
+            charge: Charge::IfAllowed,
             strikes: None,
             lease: None,
         }
@@ -357,8 +370,8 @@ mod tests {
         assert_eq!((now, buckets, reads), (5, 2, 4));
         let limit = [1, 9, 1, 1_000_000, 9_000_000, 0, 0, 0, 0];
         for (ask, cost) in asks.iter().zip([1, 2]) {
-            assert_eq!(ask[..6], [cost, cost, 0, 0, 0, 0]);
-            assert_eq!(ask[6..], limit);
+            assert_eq!(ask[..9], [cost, cost, 0, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(ask[9..], limit);
         }
         assert_eq!(asks.len(), 2);
         assert_eq!(calls, [2, 1, 1, 3, 0, 0, 1, 2, 4, 0, 0, 2, 1, 2, 4, 0, 0, 2, 1, 3, 0, 0]);

@@ -21,7 +21,8 @@ use super::batch::{Answer, Call, Told};
 use crate::algorithm::Algorithm;
 use crate::clock::Clock;
 use crate::limit::{Cost, Decision, Limit, Reason, State, Timestamp, micros};
-use crate::request::Hit;
+use crate::name::BucketName;
+use crate::request::{Charge, Hit};
 use crate::store::expiring::{Bound, Expiring, Weigh};
 use parking_lot::Mutex;
 use std::hash::{BuildHasher as _, RandomState};
@@ -105,8 +106,11 @@ impl Denials {
         Self { shards: Default::default(), hasher: RandomState::new(), clock }
     }
 
-    /// The denial of that hit, if it can be nothing else.
+    /// The denial of that hit, if it can be nothing else and changes nothing.
     pub(super) fn certain(&self, hit: &Hit) -> Option<Decision> {
+        if hit.charge != Charge::IfAllowed {
+            return None;
+        }
         let now = self.clock.now();
         let known = self.shard(hit.bucket.subject())?.known.lock();
         let key = known.keys.get(hit.bucket.subject(), now);
@@ -127,21 +131,27 @@ impl Denials {
 
     /// Remembers what was denied, and forgets what no longer holds. `told` is Redis's time.
     pub(super) fn learn(&self, sent: &Sent, told: Timestamp, call: &Call, answer: &Answer) {
+        self.forget(call);
         let sight = Sight { sent: sent.at, received: self.clock.now(), told };
-        match (call, answer) {
-            (Call::Decide(hits), Answer::Decided(decided)) => {
-                for (hit, told) in hits.iter().zip(decided) {
-                    self.see(sent, sight, hit, told);
-                }
+        if let (Call::Decide(hits), Answer::Decided(decided)) = (call, answer) {
+            for (hit, told) in hits.iter().zip(decided) {
+                self.see(sent, sight, hit, told);
             }
-            _ => self.forget(call),
         }
     }
 
-    /// Tokens may have come back: a call went out whose answer is not known.
+    /// Forgets where tokens have come back with this call, or may have, should there be no answer.
     pub(super) fn forget(&self, call: &Call) {
-        let Call::Settle(settlement) = call else { return };
-        let bucket = settlement.id.bucket();
+        match call {
+            Call::Settle(settlement) => self.came_back(settlement.id.bucket()),
+            Call::Decide(hits) => {
+                let backs = hits.iter().filter(|hit| matches!(hit.charge, Charge::GiveBack(_)));
+                backs.for_each(|hit| self.came_back(&hit.bucket));
+            }
+        }
+    }
+
+    fn came_back(&self, bucket: &BucketName) {
         let Some(shard) = self.shard(bucket.subject()) else { return };
         let mut known = shard.known.lock();
         shard.next_turn();
@@ -176,7 +186,7 @@ impl Denials {
                 let key = Key { turn: shard.next_turn(), block };
                 known.keys.put(subject, key, now.after(BUCKETS_FOR), now);
             }
-            Some(Reason::OverLimit) if hit.strikes.is_none() => {
+            Some(Reason::OverLimit) if hit.strikes.is_none() && hit.charge == Charge::IfAllowed => {
                 if !is_current {
                     return;
                 }
