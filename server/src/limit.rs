@@ -3,6 +3,10 @@
 //! Everything here is an integer and nothing here knows a clock. All numbers that reach an algorithm stay
 //! below 2^53, because the same arithmetic runs in Redis, where a number is a double.
 
+mod error;
+
+pub use error::LimitError;
+
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -233,56 +237,6 @@ fn gcd(a: NonZeroU64, b: NonZeroU64) -> NonZeroU64 {
         None => b,
         Some(rest) => gcd(b, rest),
     }
-}
-
-/// A rate or a burst that can not be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LimitError {
-    /// The rate is zero.
-    #[error("a rate of 0 never lets anything pass; expected at least 1 a period")]
-    NoRate,
-    /// The period is out of bounds.
-    #[error(
-        "a period of {}; expected more than 0 and at most {}",
-        humantime::format_duration(*.period), humantime::format_duration(*.longest)
-    )]
-    Period {
-        /// What was asked for.
-        period: Duration,
-        /// The bound.
-        longest: Duration,
-    },
-    /// The rate is above the bound.
-    #[error("a rate of {per_second} a second; expected at most {most} a second")]
-    TooFast {
-        /// What was asked for.
-        per_second: u128,
-        /// The bound.
-        most: u64,
-    },
-    /// The burst is zero.
-    #[error("a burst of 0 never lets anything pass; expected at least 1")]
-    NoBurst,
-    /// The burst is above the bound for this rate.
-    #[error("a burst of {burst}; expected at most {most} at this rate")]
-    Burst {
-        /// What was asked for.
-        burst: u64,
-        /// The bound.
-        most: u64,
-    },
-    /// A limit of a window, for an algorithm with a level that flows.
-    #[error("so many tokens each such a window can only be counted; expected an algorithm with windows")]
-    NoFlow,
-    /// The burst is above what an algorithm that remembers every grant takes.
-    #[error("a burst of {burst}; a log remembers every grant and takes at most {most}: use sliding_window")]
-    Log {
-        /// What was asked for.
-        burst: u64,
-        /// The bound.
-        most: u64,
-    },
 }
 
 /// A few integers below 2^53, which only the algorithm that wrote them can read.
