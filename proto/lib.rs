@@ -1,12 +1,16 @@
-//! The wire types of Tollgate's gRPC API, made from the `.proto` files beside this one.
+//! The wire types of the gRPC APIs, made from the `.proto` files beside this one.
 //!
-//! The comments of `tollgate/v1/tollgate.proto` are the API's reference; there is no logic here.
+//! The comments of `tollgate/v1/tollgate.proto` are the reference of Tollgate's own API; the files under
+//! `envoy/` are wire-compatible with the messages of Envoy that are used. There is no logic here.
 
 /// Every schema served, with its comments, as an encoded `FileDescriptorSet`: what reflection answers from.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
+pub use packages::envoy;
 /// Package `tollgate.v1`.
-pub mod v1 {
+pub use packages::tollgate::v1;
+
+mod packages {
     #![allow(
         missing_docs,
         unreachable_pub,
@@ -15,7 +19,7 @@ pub mod v1 {
         clippy::pedantic,
         clippy::as_conversions,
         clippy::allow_attributes_without_reason,
-        reason = "generated code; its documentation is the .proto file"
+        reason = "generated code; its documentation is the .proto files"
     )]
-    tonic::include_proto!("tollgate.v1");
+    include!(concat!(env!("OUT_DIR"), "/packages.rs"));
 }

@@ -10,6 +10,7 @@
 mod atomicity;
 mod denials;
 mod differential;
+mod envoy;
 mod errors;
 mod fault;
 mod grpcurl;

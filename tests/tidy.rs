@@ -10,9 +10,10 @@ use std::path::Path;
 const ROOMS: &[&[&str]] = &[
     &["limit", "name", "yaml"],
     &["algorithm", "penalty", "clock", "telemetry"],
-    &["request"],
     &["rules"],
+    &["request"],
     &["config"],
+    &["reload"],
     &["store"],
     &["lease"],
     &["engine"],

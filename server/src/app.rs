@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::grpc;
+use crate::reload::Reload;
 use crate::shed::Gate;
 use crate::store::{self, Store, StoreError};
 use std::future::Future;
@@ -22,6 +23,7 @@ const LOOK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_milli
 /// A server that is ready to serve.
 pub struct App {
     engine: Arc<Engine>,
+    reload: Arc<Reload>,
     store: Arc<dyn Store>,
     gate: Gate,
 }
@@ -31,12 +33,20 @@ pub struct App {
 /// # Errors
 /// The store's address can not be used at all.
 pub fn build(config: Config, clock: Clock) -> Result<App, StoreError> {
-    let store = store::connect(&config.store, clock)?;
-    let engine = Engine::new(config.rules, store.clone(), config.server.max_key_bytes);
-    Ok(App { engine: Arc::new(engine), store, gate: Gate::new(config.server.max_in_flight) })
+    let store = store::connect(&config.store, clock.clone())?;
+    let server = config.server.clone();
+    let reload = Arc::new(Reload::new(config, clock));
+    let engine = Arc::new(Engine::new(reload.rules(), store.clone(), server.max_key_bytes));
+    Ok(App { engine, reload, store, gate: Gate::new(server.max_in_flight) })
 }
 
 impl App {
+    /// What reads the rules anew, to look at it or to ask it to.
+    #[must_use]
+    pub fn reload(&self) -> Arc<Reload> {
+        self.reload.clone()
+    }
+
     /// Serves until `shutdown`; then health says so, calls in flight finish, and it returns.
     ///
     /// # Errors
@@ -49,11 +59,13 @@ impl App {
         let (reporter, health) = tonic_health::server::health_reporter();
         report(&reporter, ServingStatus::NotServing).await;
         let watch = tokio::spawn(watch(self.store.clone(), reporter.clone()));
+        let reload = tokio::spawn(self.reload.watch());
 
         let ending = Notify::new();
         let shutdown = async {
             shutdown.await;
             watch.abort();
+            reload.abort();
             report(&reporter, ServingStatus::NotServing).await;
             tracing::info!("stopping: calls in flight finish, new connections are refused");
             ending.notify_one();

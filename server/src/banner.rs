@@ -13,6 +13,9 @@ pub(crate) fn print(config: &Config, grpc: SocketAddr) {
     for rule in config.rules.iter() {
         println!("  class    {rule}");
     }
+    for place in &config.domains {
+        println!("  domains  {}", place.display());
+    }
     // The first class that can be typed as it is, in JSON within a shell's quotes.
     let plain = |class: &str| class.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:/ ".contains(&b));
     let Some(class) = config.rules.iter().map(|rule| rule.class.as_str()).find(|class| plain(class)) else {

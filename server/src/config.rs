@@ -14,10 +14,10 @@ pub use url::{RedisUrl, StoreUrl, StoreUrlError};
 
 use crate::rules::Rules;
 use crate::rules::file::{Classes, compile};
-use crate::yaml::{self, Given, MOST_BYTES, Report, Scalar};
+use crate::yaml::{self, Given, MOST_BYTES, Report, Scalar, Text};
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -38,10 +38,14 @@ pub struct Config {
     pub server: Server,
     /// Where it keeps buckets.
     pub store: StoreConfig,
-    /// What it decides by.
+    /// What it decides by, without the domains.
     pub rules: Rules,
+    /// Where the rules of Envoy's domains are: files, and folders of files.
+    pub domains: Vec<PathBuf>,
     /// Who said so.
     pub source: Source,
+    /// What beats the file.
+    pub overrides: Overrides,
 }
 
 /// How the process serves.
@@ -134,7 +138,11 @@ impl Config {
     pub fn check(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
         match text(path) {
-            Ok(text) => Self::parse(Source::File(path.to_owned()), &text),
+            Ok(text) => {
+                let mut config = Self::parse(Source::File(path.to_owned()), &text)?;
+                config.overrides.config = Some(path.to_owned());
+                Ok(config)
+            }
             Err(error) => Err(ConfigError::Unreadable { file: path.display().to_string(), error }),
         }
     }
@@ -150,6 +158,7 @@ impl Config {
             config => config,
         }?;
         overrides.apply(&mut config)?;
+        config.overrides = overrides.clone();
         Ok(config)
     }
 
@@ -159,13 +168,28 @@ impl Config {
         let mut report = Report::new(&name);
         let server = server(&file.server, &mut report);
         let store = store(&file.store, &mut report);
-        let rules = compile(&file.classes, &mut report);
-        if file.domains.value().is_some_and(|domains| !domains.is_empty()) {
-            let message = "Envoy's descriptor rules are not supported yet; expected an empty list";
-            report.section("", file.domains.place()).fault("domains", None, message);
-        }
-        Ok(report.end(Self { server, store, rules, source })?)
+        let domains = domains(&file.domains, &source, &mut report);
+        let rules = if file.domains.value().is_some() && file.classes.value().is_none() {
+            Rules::new([])
+        } else {
+            compile(&file.classes, &mut report)
+        };
+        Ok(report.end(Self { server, store, rules, domains, source, overrides: Overrides::default() })?)
     }
+}
+
+/// The files and folders of a list, which are relative to the file.
+fn domains(given: &Given<Vec<Given<Text>>>, source: &Source, report: &mut Report) -> Vec<PathBuf> {
+    let folder = match source {
+        Source::File(path) => path.parent().unwrap_or(Path::new("")),
+        Source::BuiltIn => Path::new(""),
+    };
+    let mut at = report.section("domains", given.place());
+    let list = given.value().into_iter().flatten().enumerate();
+    list.filter_map(|(n, given)| {
+        at.get(&n.to_string(), given, |path| setting::domains(folder.join(path.bounded(1..=4096)?)))
+    })
+    .collect()
 }
 
 /// Reads no more than is needed to see that a file is too large.
@@ -183,7 +207,7 @@ struct Settings {
     server: Given<ServerSettings>,
     store: Given<StoreSettings>,
     classes: Given<Classes>,
-    domains: Given<Vec<IgnoredAny>>,
+    domains: Given<Vec<Given<Text>>>,
 }
 
 #[derive(Default, Deserialize)]

@@ -1,5 +1,8 @@
 //! From a request to a verdict: which buckets it hits, what the store says of them, what that means.
 
+mod descriptors;
+
+use crate::algorithm::Algorithm;
 use crate::clock::instant;
 use crate::lease;
 use crate::limit::{Cost, Decision, Reason, Want};
@@ -7,7 +10,7 @@ use crate::name::{BucketName, LeaseId};
 use crate::request::{
     Borrow, Charge, Denial, Hit, Lease, NewLease, Request, Return, Settlement, Strikes, Verdict,
 };
-use crate::rules::{DEFAULT_CLASS, Limited, Rule, Rules};
+use crate::rules::{DEFAULT_CLASS, Limited, Live, Rule};
 use crate::store::{Store, StoreError};
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
@@ -16,26 +19,30 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// So many rules are remembered to have been in the log.
+const MOST_SEEN: usize = 10_000;
+
 /// Decides requests by rules and a store.
 pub struct Engine {
-    rules: Rules,
+    /// A call is decided by the rules that held when it came.
+    rules: Live,
     store: Arc<dyn Store>,
     max_key_bytes: usize,
-    /// Classes whose buckets were seen to start anew, as the log says once.
+    /// Rules whose buckets were seen to start anew, as the log says once.
     replaced: Mutex<BTreeSet<String>>,
 }
 
 impl Engine {
-    /// Keys longer than `max_key_bytes` are refused.
+    /// Keys longer than `max_key_bytes` are refused. Whoever else holds the rules may change them.
     #[must_use]
-    pub fn new(rules: Rules, store: Arc<dyn Store>, max_key_bytes: usize) -> Self {
+    pub fn new(rules: Live, store: Arc<dyn Store>, max_key_bytes: usize) -> Self {
         Self { rules, store, max_key_bytes, replaced: Mutex::default() }
     }
 
     /// Is this a call that is always allowed, whatever the load?
     #[must_use]
     pub fn exempt(&self, class: &str) -> bool {
-        self.rules.class(class).is_some_and(|rule| rule.limited.is_none())
+        self.rules.load().class(class).is_some_and(|rule| rule.limited.is_none())
     }
 
     /// Decides one call.
@@ -44,7 +51,7 @@ impl Engine {
     /// The request can not be, or the store could not be asked.
     pub async fn should_rate_limit(&self, request: Request) -> Result<Verdict, Refusal> {
         let rule = self.rule(&request.key, &request.class)?;
-        let Some(limited) = &rule.limited else { return Ok(Verdict::unlimited(rule)) };
+        let Some(limited) = &rule.limited else { return Ok(Verdict::unlimited(&rule)) };
         let cost = request.cost.unwrap_or(limited.cost);
         let burst = limited.limit.burst();
         if cost.get() > burst {
@@ -63,10 +70,10 @@ impl Engine {
             strikes: limited.strikes(0, cost > Cost::ZERO),
             lease: None,
         };
-        match self.decide(rule, hit, request.deadline).await {
-            Ok(decision) => Ok(Verdict::of(rule, limited, &decision)),
+        match self.decide(&rule, hit, request.deadline).await {
+            Ok(decision) => Ok(Verdict::of(&rule, limited, &decision)),
             Err(Refusal::Store(_)) if limited.sensitive && !limited.shadow => {
-                Ok(Verdict::unavailable(rule, limited))
+                Ok(Verdict::unavailable(&rule, limited))
             }
             Err(refusal) => Err(refusal),
         }
@@ -105,7 +112,7 @@ impl Engine {
             strikes: limited.strikes(request.denied, false),
             lease: id.clone().map(|id| NewLease { id, valid_for: lease::VALID_FOR }),
         };
-        let decision = self.decide(rule, hit, request.deadline).await?;
+        let decision = self.decide(&rule, hit, request.deadline).await?;
         Ok(lease::of(limited, &decision, id, leasable))
     }
 
@@ -117,7 +124,7 @@ impl Engine {
         in_time(deadline)?;
         let Some(id) = LeaseId::parse(&back.lease_id) else { return Ok(Cost::ZERO) };
         let Some(Limited { limit, algorithm, .. }) =
-            self.rules.class(&id.class()).and_then(|rule| rule.limited.clone())
+            self.rules.load().class(&id.class()).and_then(|rule| rule.limited.clone())
         else {
             return Ok(Cost::ZERO);
         };
@@ -125,9 +132,9 @@ impl Engine {
         Ok(self.store.settle(settlement, deadline).await?)
     }
 
-    fn rule(&self, key: &str, class: &str) -> Result<&Rule, Refusal> {
+    fn rule(&self, key: &str, class: &str) -> Result<Arc<Rule>, Refusal> {
         let unknown = || Refusal::UnknownClass { class: shortened(class) };
-        let rule = self.rules.class(class).ok_or_else(unknown)?;
+        let rule = self.rules.load().class(class).ok_or_else(unknown)?.clone();
         if rule.limited.is_none() {
             // Always allowed, so no bucket is looked for under this key.
             return Ok(rule);
@@ -146,11 +153,18 @@ impl Engine {
         let decisions = self.store.decide(vec![hit], deadline).await?;
         let none = || StoreError::Failed("no decision".into());
         let decision = decisions.into_iter().next().ok_or_else(none)?;
-        if decision.replaced && self.replaced.lock().insert(rule.class.clone()) {
-            let class = &rule.class;
-            tracing::warn!("class {class:?} is decided by {algorithm:?} now: its buckets start anew");
+        if decision.replaced {
+            self.starts_anew(&format!("class {:?}", rule.class), algorithm);
         }
         Ok(decision)
+    }
+
+    /// Says in the log, once, that the buckets of a rule start anew.
+    fn starts_anew(&self, rule: &str, algorithm: &Algorithm) {
+        let mut seen = self.replaced.lock();
+        if seen.len() < MOST_SEEN && seen.insert(rule.to_owned()) {
+            tracing::warn!("{rule} is decided by {algorithm:?} now: its buckets start anew");
+        }
     }
 }
 
@@ -257,6 +271,35 @@ pub enum Refusal {
         burst: u64,
         /// Whose bound.
         class: String,
+    },
+    /// No domain.
+    #[error("domain: empty; expected at least 1 byte")]
+    EmptyDomain,
+    /// No descriptors, or too many.
+    #[error("descriptors: {got}; expected 1 to {most}")]
+    Descriptors {
+        /// How many.
+        got: usize,
+        /// The bound.
+        most: usize,
+    },
+    /// A descriptor without entries, or with too many.
+    #[error("descriptors[{place}].entries: {got}; expected 1 to {most}")]
+    Entries {
+        /// Which descriptor, from 0.
+        place: usize,
+        /// How many.
+        got: usize,
+        /// The bound.
+        most: usize,
+    },
+    /// A limit of the request's own that can not be.
+    #[error("descriptors[{place}].limit: {wrong}")]
+    Override {
+        /// Which descriptor, from 0.
+        place: usize,
+        /// Why.
+        wrong: String,
     },
     /// A borrow of nothing.
     #[error("n: 0; expected at least 1")]

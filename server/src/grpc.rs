@@ -1,6 +1,7 @@
 //! gRPC: which services are mounted, and what surrounds them.
 
 mod deadline;
+mod envoy_rls;
 mod native;
 mod status;
 
@@ -9,13 +10,15 @@ use crate::shed::Gate;
 use std::future::Future;
 use std::sync::Arc;
 use tokio::net::TcpListener;
+use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_server as rls;
 use tollgate_proto::v1::rate_limiter_server::{RateLimiterServer, SERVICE_NAME};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 /// The services whose health is told: the server as a whole, and each of its own.
-pub(crate) const SERVICES: [&str; 2] = ["", SERVICE_NAME];
+/// Envoy's own rate limit service calls itself `ratelimit`.
+pub(crate) const SERVICES: [&str; 4] = ["", SERVICE_NAME, rls::SERVICE_NAME, "ratelimit"];
 
 /// Calls that one connection may have in flight.
 const MAX_STREAMS: u32 = 1024;
@@ -31,7 +34,9 @@ pub(crate) async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let native = native::Native::new(engine, gate);
+    let gate = Arc::new(gate);
+    let native = native::Native::new(engine.clone(), gate.clone());
+    let envoy = envoy_rls::Rls::new(engine, gate);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(tollgate_proto::DESCRIPTORS)
@@ -45,6 +50,7 @@ pub(crate) async fn serve(
         .max_concurrent_streams(MAX_STREAMS)
         .layer(deadline::Deadlines)
         .add_service(RateLimiterServer::new(native))
+        .add_service(rls::RateLimitServiceServer::new(envoy))
         .add_service(health)
         .add_service(reflection().build_v1()?)
         // grpcurl asks for either, depending on its age.

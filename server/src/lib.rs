@@ -10,6 +10,7 @@ mod lease;
 pub mod limit;
 pub mod name;
 pub mod penalty;
+pub mod reload;
 pub mod request;
 pub mod rules;
 pub mod shed;

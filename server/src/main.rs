@@ -70,6 +70,7 @@ async fn serve(arguments: &Serve) -> anyhow::Result<()> {
     telemetry::start(&arguments.log, arguments.log_format).context("log")?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
 
     let address = config.server.grpc;
     let listener =
@@ -78,6 +79,13 @@ async fn serve(arguments: &Serve) -> anyhow::Result<()> {
     tracing::info!("nothing listens on the http address {} yet", config.server.http);
 
     let app = app::build(config, Clock::system())?;
+    let reload = app.reload().asked();
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            tracing::info!("SIGHUP: reading the rules");
+            reload.notify_one();
+        }
+    });
     let stop = async move {
         tokio::select! {
             _ = terminate.recv() => {}

@@ -4,12 +4,24 @@
 //! a lease is `{<key>}:<class>:<nonce>`. Braces, colons, percent signs, spaces, control and non-ASCII bytes
 //! of a key or class are percent-encoded, so a name has one reading and no two pairs ever meet. The braces
 //! around the key are real: in a Redis Cluster they put everything about a key into one slot.
+//!
+//! The bucket of a descriptor is `{<domain>:<key>:<value>:<key>:<value>…}:rule`. The colons inside of the braces
+//! are real, and no key of a class has one there, so the two never meet, nor do two domains. Each such bucket
+//! has a subject, and so a slot, of its own: what is limited there is the descriptor, and so is what strikes
+//! count for. A value that has no bucket of its own is `%*` and the wildcard that all of its kind share, and of
+//! a text that is too long for a name there is `%#` and its SHA-256; a percent sign that is part of a text is
+//! always followed by two digits. A limit that came with the request ends in `:limit-<seconds>`, its window.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+use sha2::{Digest as _, Sha256};
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
+use std::time::Duration;
 
 const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'{').add(b'}').add(b':').add(b'%');
+
+/// A text of a descriptor that is longer than this, in bytes, stands as a hash in the name.
+const LONGEST_TEXT: usize = 128;
 
 /// Names a bucket: `{<key>}:<class>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +44,38 @@ impl BucketName {
         Self { text, subject }
     }
 
+    /// The bucket of a descriptor: its entries' keys and values, and beside each the wildcard that stands for
+    /// the value if all values of it share the bucket. `window` is that of a limit of the request's own.
+    #[must_use]
+    pub fn of_descriptor<'a>(
+        domain: &str,
+        entries: impl IntoIterator<Item = (&'a str, &'a str, Option<&'a str>)>,
+        window: Option<Duration>,
+    ) -> Self {
+        let mut text = String::with_capacity(96);
+        text.push('{');
+        put(&mut text, domain);
+        for (key, value, shared) in entries {
+            text.push(':');
+            put(&mut text, key);
+            text.push(':');
+            if let Some(wildcard) = shared {
+                text.push_str("%*");
+                put(&mut text, wildcard);
+            } else {
+                put(&mut text, value);
+            }
+        }
+        text.push('}');
+        let subject = text.len();
+        match window {
+            // Writing to a string can not fail.
+            Some(window) => write!(text, ":limit-{}", window.as_secs()).unwrap_or_default(),
+            None => text.push_str(":rule"),
+        }
+        Self { text, subject }
+    }
+
     /// The whole name.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -42,6 +86,17 @@ impl BucketName {
     #[must_use]
     pub fn subject(&self) -> &str {
         self.text.get(..self.subject).unwrap_or_default()
+    }
+}
+
+fn put(name: &mut String, text: &str) {
+    if text.len() <= LONGEST_TEXT {
+        name.extend(utf8_percent_encode(text, ESCAPED));
+    } else {
+        name.push_str("%#");
+        for byte in Sha256::digest(text) {
+            write!(name, "{byte:02x}").unwrap_or_default();
+        }
     }
 }
 
@@ -128,6 +183,54 @@ mod tests {
         ] {
             assert_ne!(BucketName::new(one.0, one.1), BucketName::new(other.0, other.1));
         }
+    }
+
+    fn descriptor(domain: &str, entries: &[(&str, &str)]) -> BucketName {
+        BucketName::of_descriptor(domain, entries.iter().map(|(key, value)| (*key, *value, None)), None)
+    }
+
+    #[test]
+    fn the_bucket_of_a_descriptor_reads_as_it_is_said_above() {
+        let name = descriptor("edge", &[("path", "/a b"), ("user", "bob")]);
+        assert_eq!(name.as_str(), "{edge:path:/a%20b:user:bob}:rule");
+        assert_eq!(name.subject(), "{edge:path:/a%20b:user:bob}");
+        let shared = BucketName::of_descriptor("edge", [("path", "/a/b", Some("/a/*"))], None);
+        assert_eq!(shared.as_str(), "{edge:path:%*/a/*}:rule");
+        let own = BucketName::of_descriptor("edge", [("user", "bob", None)], Some(Duration::from_secs(60)));
+        assert_eq!(own.as_str(), "{edge:user:bob}:limit-60");
+        let long = descriptor("edge", &[("token", &"x".repeat(1_000_000))]);
+        assert!(long.as_str().starts_with("{edge:token:%#") && long.as_str().len() < 100);
+    }
+
+    #[test]
+    fn no_bucket_of_a_descriptor_is_that_of_another_or_of_a_class() {
+        let long = |last: char| format!("{}{last}", "x".repeat(200));
+        let (one, other) = (long('a'), long('b'));
+        let mut names = vec![
+            BucketName::new("edge:user:bob", "rule"),
+            BucketName::new("edge", "rule"),
+            BucketName::new("edge:user:bob}", "rule"),
+            BucketName::of_descriptor("edge", [("user", "bob", Some("bo*"))], None),
+            BucketName::of_descriptor("edge", [("user", "bob", None)], Some(Duration::from_secs(1))),
+        ];
+        for (domain, entries) in [
+            ("edge", vec![("user", "bob")]),
+            ("edge:user", vec![("bob", "")]),
+            ("edge", vec![("user:bob", "")]),
+            ("edge", vec![("user", ""), ("bob", "")]),
+            ("edge", vec![("user", "bob:")]),
+            ("edge", vec![("user", "%*bo*")]),
+            ("edge", vec![("user", "bo*")]),
+            ("edge", vec![("user", one.as_str())]),
+            ("edge", vec![("user", other.as_str())]),
+            ("ed", vec![("ge:user", "bob")]),
+            ("edge", vec![("user", "bob"), ("", "")]),
+            ("edge", vec![("user", "bob\0")]),
+        ] {
+            names.push(descriptor(domain, &entries));
+        }
+        let different: std::collections::HashSet<_> = names.iter().map(BucketName::as_str).collect();
+        assert_eq!(different.len(), names.len(), "{names:?}");
     }
 
     #[test]

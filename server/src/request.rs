@@ -4,6 +4,8 @@ use crate::algorithm::Algorithm;
 use crate::limit::{Cost, Limit, Want};
 use crate::name::{BucketName, LeaseId};
 use crate::penalty::Penalty;
+use crate::rules::domain::{Domain, DomainRule, Said};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -18,6 +20,43 @@ pub struct Request {
     pub cost: Option<Cost>,
     /// After this nobody waits for the answer.
     pub deadline: Option<Instant>,
+}
+
+/// May the call pass that these descriptors tell of?
+#[derive(Clone, Debug, Default)]
+pub struct Described {
+    /// Which set of rules.
+    pub domain: String,
+    /// What is limited.
+    pub descriptors: Vec<Descriptor>,
+    /// After this nobody waits for the answer.
+    pub deadline: Option<Instant>,
+}
+
+/// Something that is limited: a path of keys and values, of which the rules know some.
+#[derive(Clone, Debug, Default)]
+pub struct Descriptor {
+    /// The keys and values.
+    pub entries: Vec<(String, String)>,
+    /// What is taken or given back; taking nothing is a check.
+    pub hits: Hits,
+    /// A limit that holds whether or not a rule is met.
+    pub limit: Option<Said>,
+}
+
+/// Hits of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hits {
+    /// So many are taken.
+    Take(u64),
+    /// So many are given back.
+    GiveBack(u64),
+}
+
+impl Default for Hits {
+    fn default() -> Self {
+        Self::Take(1)
+    }
 }
 
 /// May this gateway have some tokens ahead?
@@ -181,4 +220,37 @@ pub enum Fallback {
     Deny,
     /// Decide by this limit.
     Limit(Limit),
+}
+
+/// The answer to a [`Described`].
+#[derive(Clone, Debug)]
+pub struct Joined {
+    /// The rules that it was decided by; `None` where there are none for the domain.
+    pub domain: Option<Arc<Domain>>,
+    /// The path of the rule that denied, if the call is denied.
+    pub denied_by: Option<String>,
+    /// One for each descriptor, in their order.
+    pub statuses: Vec<Status>,
+}
+
+/// What became of one descriptor.
+#[derive(Clone, Debug)]
+pub enum Status {
+    /// No rule is met, or one that another replaces.
+    Free,
+    /// The rule that is met does not limit.
+    Unlimited,
+    /// A limit was asked.
+    Met {
+        /// Is it over?
+        over: bool,
+        /// Which.
+        limit: Said,
+        /// The rule; `None` for a limit of the request's own.
+        rule: Option<Arc<DomainRule>>,
+        /// Whole tokens left; none if it is over.
+        remaining: u64,
+        /// Over: when the call would fit. Else: when the bucket is as good as new.
+        reset: Duration,
+    },
 }

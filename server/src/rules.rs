@@ -1,10 +1,16 @@
 //! The rules, compiled and immutable: which buckets a request hits, and what each costs.
 
+pub mod domain;
 pub mod file;
+pub mod files;
+pub mod matcher;
+pub mod unit;
 
 use crate::algorithm::Algorithm;
 use crate::limit::{Cost, Limit};
 use crate::penalty::Penalty;
+use arc_swap::ArcSwap;
+use domain::Domain;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -44,12 +50,41 @@ pub struct Limited {
 #[derive(Clone, Debug)]
 pub struct Rules {
     classes: BTreeMap<String, Arc<Rule>>,
+    domains: BTreeMap<String, Arc<Domain>>,
 }
 
+/// The rules that hold now. Whoever has this sees them change.
+pub type Live = Arc<ArcSwap<Rules>>;
+
 impl Rules {
+    /// As rules that may change.
+    #[must_use]
+    pub fn live(self) -> Live {
+        Arc::new(ArcSwap::from_pointee(self))
+    }
+
     /// These rules; the later of two for one class holds.
     pub fn new(rules: impl IntoIterator<Item = Rule>) -> Self {
-        Self { classes: rules.into_iter().map(|rule| (rule.class.clone(), Arc::new(rule))).collect() }
+        let classes = rules.into_iter().map(|rule| (rule.class.clone(), Arc::new(rule))).collect();
+        Self { classes, domains: BTreeMap::new() }
+    }
+
+    /// The same classes, and these domains.
+    #[must_use]
+    pub fn with(&self, domains: impl IntoIterator<Item = Arc<Domain>>) -> Self {
+        let domains = domains.into_iter().map(|domain| (domain.name.clone(), domain)).collect();
+        Self { classes: self.classes.clone(), domains }
+    }
+
+    /// The rules for descriptors of a domain.
+    #[must_use]
+    pub fn domain(&self, name: &str) -> Option<&Arc<Domain>> {
+        self.domains.get(name)
+    }
+
+    /// Every domain, by name.
+    pub fn domains(&self) -> impl Iterator<Item = &Domain> {
+        self.domains.values().map(AsRef::as_ref)
     }
 
     /// The rule for a class: its own, or that of the class `default`.

@@ -11,7 +11,7 @@ mod scalar;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use scalar::Scalar;
+pub(crate) use scalar::{Scalar, Text};
 
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer};
@@ -22,6 +22,12 @@ use std::fmt;
 
 /// No file is larger, in bytes.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
+
+/// No file has more mappings and lists in each other: enough for 16 levels of descriptors.
+const DEEPEST: usize = 40;
+
+/// Bytes that reading the deepest file may use of a stack, with much to spare.
+const STACK: usize = 32 << 20;
 
 /// An error names at most this many faults.
 const MOST_SHOWN: usize = 20;
@@ -80,7 +86,20 @@ impl fmt::Display for Faults {
 impl std::error::Error for Faults {}
 
 /// The shape of a file.
-pub(crate) fn read<T: DeserializeOwned>(file: &str, text: &[u8]) -> Result<T, Faults> {
+pub(crate) fn read<T: DeserializeOwned + Send>(file: &str, text: &[u8]) -> Result<T, Faults> {
+    // Levels of a file are calls in each other, and of those a thread of the runtime has few to spare.
+    let reader = std::thread::Builder::new().name("yaml".to_owned()).stack_size(STACK);
+    let broken = |message: String| {
+        let (file, path) = (file.to_owned(), String::new());
+        Err(Faults(vec![Fault { file, line: 1, column: 1, path, message }]))
+    };
+    std::thread::scope(|scope| match reader.spawn_scoped(scope, || shape(file, text)) {
+        Ok(reader) => reader.join().unwrap_or_else(|_| broken("reading it broke down".to_owned())),
+        Err(error) => broken(format!("no thread to read it: {error}")),
+    })
+}
+
+fn shape<T: DeserializeOwned>(file: &str, text: &[u8]) -> Result<T, Faults> {
     let fault = |line, column, path, message| {
         Faults(vec![Fault { file: file.to_owned(), line, column, path, message }])
     };
@@ -98,7 +117,11 @@ pub(crate) fn read<T: DeserializeOwned>(file: &str, text: &[u8]) -> Result<T, Fa
         reject_unsupported_tags: true,
         with_snippet: false,
         // What the bound in bytes lets through, and no less.
-        budget: serde_saphyr::budget! { max_nodes: MOST_BYTES, max_events: 2 * MOST_BYTES },
+        budget: serde_saphyr::budget! {
+            max_nodes: MOST_BYTES,
+            max_events: 2 * MOST_BYTES,
+            max_depth: DEEPEST,
+        },
     };
     let mut path = String::new();
     serde_saphyr::with_deserializer_from_str_with_options(text, options, |yaml| {
@@ -239,11 +262,11 @@ impl Section<'_> {
     }
 
     /// The value of a setting; nothing if it is not there or wrong, which is then noted.
-    pub(crate) fn get<T>(
+    pub(crate) fn get<S, T>(
         &mut self,
         key: &str,
-        given: &Given<Scalar>,
-        read: impl FnOnce(&Scalar) -> Result<T, String>,
+        given: &Given<S>,
+        read: impl FnOnce(&S) -> Result<T, String>,
     ) -> Option<T> {
         read(given.value()?).map_err(|message| self.fault(key, given.place(), message)).ok()
     }

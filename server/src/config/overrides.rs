@@ -16,6 +16,10 @@ pub struct Overrides {
     #[arg(short, long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
     pub(super) config: Option<PathBuf>,
 
+    /// A file or a folder with rules of Envoy's domains, in place of those that the file names; more than once for more
+    #[arg(long, value_name = "PATH", env = "TOLLGATE_DOMAINS", value_delimiter = ',')]
+    domains: Vec<PathBuf>,
+
     /// Where gRPC listens [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDR", env = "TOLLGATE_GRPC", value_parser = by(setting::address))]
     grpc: Option<SocketAddr>,
@@ -69,6 +73,13 @@ impl Overrides {
         set(&mut store.connections, self.store_connections);
         set(&mut store.max_keys, self.max_keys);
         set(&mut store.max_bytes, self.max_bytes);
+        if !self.domains.is_empty() {
+            let there = self.domains.iter().cloned().map(setting::domains).collect::<Result<_, _>>();
+            config.domains = there.map_err(|message| ConfigError::Override {
+                name: "--domains or TOLLGATE_DOMAINS",
+                message,
+            })?;
+        }
         if let Some(Hidden(url)) = &self.store {
             store.url = setting::store(&Scalar::Text(url.clone()))
                 .map_err(|message| ConfigError::Override { name: "--store or TOLLGATE_STORE", message })?;

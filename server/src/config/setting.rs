@@ -4,12 +4,21 @@ use super::StoreUrl;
 use crate::yaml::Scalar;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// In bytes.
 const LONGEST_PREFIX: usize = 64;
 
 const DEADLINE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10);
+
+/// A file or a folder that is there.
+pub(super) fn domains(path: PathBuf) -> Result<PathBuf, String> {
+    match path.metadata() {
+        Ok(_) => Ok(path),
+        Err(error) => Err(format!("{}: can not be read: {error}", path.display())),
+    }
+}
 
 pub(super) fn address(given: &Scalar) -> Result<SocketAddr, String> {
     given.parse("an IP address and a port, such as 127.0.0.1:8081 or \"[::1]:8081\"")

@@ -134,7 +134,7 @@ fn a_wrong_setting_is_named_with_its_place() {
         ("store: { max_keys: 0 }", 20, "store.max_keys", "from 1 to 100000000, got 0"),
         ("store: { max_bytes: 999999 }", 21, "store.max_bytes", "from 1000000 to 1000000000000, got 999999"),
         ("store: { max_keys: 100000001 }", 20, "store.max_keys", "from 1 to 100000000, got 100000001"),
-        ("domains: [ edge.yaml ]", 10, "domains", "not supported yet"),
+        ("domains: [ edge.yaml ]", 12, "domains.0", "edge.yaml: can not be read: "),
         ("domains: edge.yaml", 10, "domains", "expected a list"),
         ("domains:", 8, "domains", "expected a list"),
     ] {

@@ -15,11 +15,11 @@ const MOST_RETURNS: usize = 100;
 
 pub(super) struct Native {
     engine: Arc<Engine>,
-    gate: Gate,
+    gate: Arc<Gate>,
 }
 
 impl Native {
-    pub(super) fn new(engine: Arc<Engine>, gate: Gate) -> Self {
+    pub(super) fn new(engine: Arc<Engine>, gate: Arc<Gate>) -> Self {
         Self { engine, gate }
     }
 

@@ -17,6 +17,10 @@ pub(super) fn refused(refusal: &Refusal) -> Status {
         | Refusal::UnknownClass { .. }
         | Refusal::NeverFits { .. }
         | Refusal::TooManyReturns { .. }
+        | Refusal::EmptyDomain
+        | Refusal::Descriptors { .. }
+        | Refusal::Entries { .. }
+        | Refusal::Override { .. }
         | Refusal::NothingWished => {
             // Every one of these says "field: what is wrong".
             let (field, wrong) = text.split_once(": ").unwrap_or(("", &text));

@@ -43,7 +43,7 @@ pub(crate) struct Class {
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct PenaltySettings {
+pub(super) struct PenaltySettings {
     strikes: Given<Scalar>,
     window: Given<Scalar>,
     base: Given<Scalar>,
@@ -135,7 +135,7 @@ fn rule(name: &str, given: &Given<Class>, all: &mut Section<'_>) -> Option<Rule>
 }
 
 /// The limit, if it can be and the algorithm can keep it. Of two bounds the error says the lower.
-fn limit(rate: Rate, burst: u64, algorithm: &Algorithm) -> Result<Limit, LimitError> {
+pub(super) fn limit(rate: Rate, burst: u64, algorithm: &Algorithm) -> Result<Limit, LimitError> {
     match Limit::new(rate, burst) {
         Ok(limit) => (algorithm.check)(&limit).map(|()| limit),
         Err(error @ LimitError::Burst { most, .. }) => {
@@ -174,13 +174,13 @@ fn span(text: &str) -> Option<Duration> {
     }
 }
 
-fn algorithm(given: &Scalar) -> Result<&'static Algorithm, String> {
+pub(super) fn algorithm(given: &Scalar) -> Result<&'static Algorithm, String> {
     let names: Vec<_> = Algorithm::names().collect();
     let expected = format!("one of {}", names.join(", "));
     Algorithm::named(given.text(&expected)?).ok_or_else(|| given.instead_of(&expected))
 }
 
-fn penalty(given: &Given<PenaltySettings>, class: &mut Section<'_>) -> Option<Penalty> {
+pub(super) fn penalty(given: &Given<PenaltySettings>, class: &mut Section<'_>) -> Option<Penalty> {
     let penalty = given.value()?;
     let mut at = class.section("penalty", given.place());
     let before = at.len();

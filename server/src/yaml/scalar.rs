@@ -65,6 +65,15 @@ impl Scalar {
         }
     }
 
+    /// What stands beside the name that this is.
+    pub(crate) fn one_of<T: Copy>(&self, names: &[(&str, T)]) -> Result<T, String> {
+        let all: Vec<_> = names.iter().map(|(name, _)| *name).collect();
+        let expected = format!("one of {}", all.join(", "));
+        let given = self.text(&expected)?;
+        let found = names.iter().find(|(name, _)| *name == given).map(|(_, value)| *value);
+        found.ok_or_else(|| self.instead_of(&expected))
+    }
+
     /// Text that is a `T`; `expected` says what that is.
     pub(crate) fn parse<T: FromStr>(&self, expected: &str) -> Result<T, String> {
         self.text(expected)?.parse().map_err(|_| self.instead_of(expected))
@@ -90,6 +99,22 @@ impl Scalar {
     /// The error that this is not what was expected. Quotes the value: not for what may hold a password.
     pub(crate) fn instead_of(&self, expected: &str) -> String {
         format!("expected {expected}, got {self}")
+    }
+}
+
+/// A text, whatever it looks like: `80`, `1.10` and `true` are read as they are written, and nothing is empty.
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Text(String);
+
+impl Text {
+    /// The text, if it is not longer or shorter, in bytes.
+    pub(crate) fn bounded(&self, bounds: RangeInclusive<usize>) -> Result<String, String> {
+        let Self(text) = self;
+        if bounds.contains(&text.len()) {
+            return Ok(text.clone());
+        }
+        Err(format!("expected a text of {} to {} bytes, got {}", bounds.start(), bounds.end(), text.len()))
     }
 }
 

@@ -1,0 +1,275 @@
+//! Descriptors: each meets a rule or none, the rules that are met become hits, and the decisions on those are
+//! joined into one answer.
+
+use super::{Engine, RETRY_UNAVAILABLE, Refusal, in_time};
+use crate::limit::{Cost, Decision, Want};
+use crate::name::BucketName;
+use crate::request::{Charge, Described, Descriptor, Hit, Hits, Joined, Status};
+use crate::rules::domain::{Domain, DomainRule, Meter};
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A call has at most so many descriptors.
+const MOST_DESCRIPTORS: usize = 100;
+
+/// And a descriptor so many entries: more than rules have levels.
+const MOST_ENTRIES: usize = 32;
+
+/// What a descriptor meets.
+enum Met<'r> {
+    Nothing,
+    Unlimited(&'r DomainRule),
+    Limit { rule: Option<&'r Arc<DomainRule>>, meter: Cow<'r, Meter> },
+}
+
+/// One bucket of a call, and all that its descriptors do to it: a store has to see it as one.
+struct Bucket<'r> {
+    name: BucketName,
+    meter: Cow<'r, Meter>,
+    /// What the log calls it.
+    rule: Option<&'r Arc<DomainRule>>,
+    taken: u64,
+    given_back: u64,
+}
+
+impl Engine {
+    /// Decides one call by its descriptors: by default all of them are charged, or none.
+    ///
+    /// # Errors
+    /// The request can not be, or the store could not be asked and no sensitive rule is met.
+    pub async fn should_descriptors_pass(&self, request: Described) -> Result<Joined, Refusal> {
+        let Described { domain, descriptors, deadline } = request;
+        check(&domain, &descriptors)?;
+        in_time(deadline)?;
+        let rules = self.rules.load_full();
+        let Some(domain) = rules.domain(&domain) else {
+            let statuses = descriptors.iter().map(|_| Status::Free).collect();
+            return Ok(Joined { domain: None, denied_by: None, statuses });
+        };
+        let met = met(domain, &descriptors)?;
+        let (buckets, places) = buckets(domain, &descriptors, &met);
+
+        let decisions = if buckets.is_empty() {
+            Ok(Vec::new())
+        } else {
+            self.store.decide(buckets.iter().map(Bucket::hit).collect(), deadline).await
+        };
+        let decisions = match decisions {
+            Ok(decisions) => decisions,
+            // Without an authority whatever is sensitive is denied; the rest is not known to be over.
+            Err(_) if buckets.iter().any(Bucket::is_sensitive) => {
+                buckets.iter().map(Bucket::unavailable).collect()
+            }
+            Err(error) => return Err(error.into()),
+        };
+        for (bucket, _) in buckets.iter().zip(&decisions).filter(|(_, decision)| decision.replaced) {
+            let rule = bucket.rule.map_or("a limit of requests", |rule| &rule.path);
+            self.starts_anew(&format!("{}: {rule}", domain.name), bucket.meter.limited.algorithm);
+        }
+
+        let denied_by = denied_by(&buckets, &decisions);
+        let status = |(met, place): (Met<'_>, Option<usize>)| match met {
+            Met::Nothing => Status::Free,
+            Met::Unlimited(_) => Status::Unlimited,
+            Met::Limit { rule, meter } => match place.and_then(|place| decisions.get(place)) {
+                Some(decision) => met_limit(rule, &meter, decision),
+                None => Status::Free,
+            },
+        };
+        let statuses = met.into_iter().zip(places).map(status).collect();
+        Ok(Joined { domain: Some(domain.clone()), denied_by, statuses })
+    }
+}
+
+fn check(domain: &str, descriptors: &[Descriptor]) -> Result<(), Refusal> {
+    if domain.is_empty() {
+        return Err(Refusal::EmptyDomain);
+    }
+    if descriptors.is_empty() || descriptors.len() > MOST_DESCRIPTORS {
+        return Err(Refusal::Descriptors { got: descriptors.len(), most: MOST_DESCRIPTORS });
+    }
+    for (place, descriptor) in descriptors.iter().enumerate() {
+        let got = descriptor.entries.len();
+        if got == 0 || got > MOST_ENTRIES {
+            return Err(Refusal::Entries { place, got, most: MOST_ENTRIES });
+        }
+    }
+    Ok(())
+}
+
+/// What each descriptor meets. A rule that another one of the same call replaces is not met.
+fn met<'r>(domain: &'r Domain, descriptors: &[Descriptor]) -> Result<Vec<Met<'r>>, Refusal> {
+    let mut met = Vec::with_capacity(descriptors.len());
+    for (place, descriptor) in descriptors.iter().enumerate() {
+        met.push(match descriptor.limit {
+            Some(said) => {
+                let meter = Meter::new(said, None, domain.algorithm)
+                    .map_err(|error| Refusal::Override { place, wrong: error.to_string() })?;
+                let meter = Meter { charge_denied: domain.charge_denied, ..meter };
+                Met::Limit { rule: None, meter: Cow::Owned(meter) }
+            }
+            None => match domain.tree.find(descriptor.pairs()) {
+                None => Met::Nothing,
+                Some(rule) => match &rule.meter {
+                    None => Met::Unlimited(rule),
+                    Some(meter) => Met::Limit { rule: Some(rule), meter: Cow::Borrowed(meter) },
+                },
+            },
+        });
+    }
+    let replaced: HashSet<&str> = met.iter().filter_map(Met::rule).flat_map(DomainRule::replaced).collect();
+    if !replaced.is_empty() {
+        let is_replaced = |met: &&mut Met<'_>| met.rule().is_some_and(|rule| replaced.contains(&*rule.name));
+        met.iter_mut().filter(is_replaced).for_each(|met| *met = Met::Nothing);
+    }
+    Ok(met)
+}
+
+impl Descriptor {
+    fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+}
+
+impl DomainRule {
+    fn replaced(&self) -> impl Iterator<Item = &str> {
+        self.replaces.iter().map(String::as_str)
+    }
+}
+
+impl<'r> Met<'r> {
+    fn rule(&self) -> Option<&'r DomainRule> {
+        match self {
+            Self::Unlimited(rule) => Some(rule),
+            Self::Limit { rule, .. } => rule.map(AsRef::as_ref),
+            Self::Nothing => None,
+        }
+    }
+}
+
+/// The buckets that are met, each once, and for each descriptor the place of its own.
+fn buckets<'r>(
+    domain: &Domain,
+    descriptors: &[Descriptor],
+    met: &[Met<'r>],
+) -> (Vec<Bucket<'r>>, Vec<Option<usize>>) {
+    let mut buckets: Vec<Bucket<'r>> = Vec::with_capacity(met.len());
+    let mut places = Vec::with_capacity(met.len());
+    for (descriptor, met) in descriptors.iter().zip(met) {
+        let Met::Limit { rule, meter } = met else {
+            places.push(None);
+            continue;
+        };
+        let name = name(domain, descriptor, *rule, meter);
+        let place = buckets.iter().position(|bucket| bucket.name == name).unwrap_or_else(|| {
+            let (meter, rule) = (meter.clone(), *rule);
+            buckets.push(Bucket { name, meter, rule, taken: 0, given_back: 0 });
+            buckets.len() - 1
+        });
+        if let Some(bucket) = buckets.get_mut(place) {
+            bucket.join(meter, descriptor.hits);
+        }
+        places.push(Some(place));
+    }
+    (buckets, places)
+}
+
+/// A limit of the request's own has a bucket apart from that of the rule, one for each window.
+fn name(
+    domain: &Domain,
+    descriptor: &Descriptor,
+    rule: Option<&Arc<DomainRule>>,
+    meter: &Meter,
+) -> BucketName {
+    let shared = rule.map_or(&[][..], |rule| &rule.shared);
+    let shared = shared.iter().map(Option::as_deref).chain(std::iter::repeat(None));
+    let entries = descriptor.pairs().zip(shared).map(|((key, value), shared)| (key, value, shared));
+    BucketName::of_descriptor(&domain.name, entries, rule.is_none().then(|| meter.said.window()))
+}
+
+impl Bucket<'_> {
+    /// One more descriptor on this bucket. Of two limits of requests the lower one holds.
+    fn join(&mut self, meter: &Meter, hits: Hits) {
+        if meter.said.requests < self.meter.said.requests {
+            self.meter = Cow::Owned(meter.clone());
+        }
+        match hits {
+            Hits::Take(some) => self.taken = self.taken.saturating_add(some),
+            Hits::GiveBack(some) => self.given_back = self.given_back.saturating_add(some),
+        }
+    }
+
+    fn hit(&self) -> Hit {
+        let Meter { said, limited, quota, charge_denied } = &*self.meter;
+        let take = self.taken.saturating_sub(self.given_back);
+        let give_back = self.given_back.saturating_sub(self.taken);
+        let cost = |hits: u64| Cost::from(u32::try_from(hits).unwrap_or(u32::MAX));
+        let (wish, charge) = match said.requests {
+            // Two of a bucket of one: never.
+            0 => (2, Charge::IfAllowed),
+            // What never fits is denied like everything else, however much it is.
+            _ => (
+                take.min(limited.limit.burst() + 1),
+                match (take, give_back) {
+                    (0, 0) => Charge::IfAllowed,
+                    (0, _) => Charge::GiveBack(cost(give_back)),
+                    _ if *charge_denied => Charge::Always(cost(take)),
+                    _ => Charge::IfAllowed,
+                },
+            ),
+        };
+        Hit {
+            bucket: self.name.clone(),
+            limit: limited.limit,
+            algorithm: limited.algorithm,
+            want: Want::exactly(Cost::new(wish)),
+            shadow: limited.shadow,
+            quota: *quota,
+            charge,
+            strikes: limited.strikes(0, take > 0),
+            lease: None,
+        }
+    }
+
+    fn is_sensitive(&self) -> bool {
+        self.meter.limited.sensitive && !self.meter.limited.shadow
+    }
+
+    /// What is said of it when the store could not be asked.
+    fn unavailable(&self) -> Decision {
+        if self.is_sensitive() { Decision::blocked(RETRY_UNAVAILABLE) } else { Decision::UNKNOWN }
+    }
+
+    fn is_over(&self, decision: &Decision) -> bool {
+        !decision.allowed() && !self.meter.limited.shadow
+    }
+}
+
+/// The rule that denies the call, if one does: any that is over, but of quotas only all together.
+fn denied_by(buckets: &[Bucket<'_>], decisions: &[Decision]) -> Option<String> {
+    let path = |bucket: &Bucket<'_>| match bucket.rule {
+        Some(rule) => rule.path.clone(),
+        None => "limit of the request".to_owned(),
+    };
+    let counted = || buckets.iter().zip(decisions).filter(|(bucket, _)| !bucket.meter.limited.shadow);
+    let plain = counted().find(|(bucket, decision)| !bucket.meter.quota && bucket.is_over(decision));
+    let mut quotas = counted().filter(|(bucket, _)| bucket.meter.quota).peekable();
+    let first = plain.or_else(|| {
+        let first = quotas.peek().copied()?;
+        quotas.all(|(bucket, decision)| bucket.is_over(decision)).then_some(first)
+    });
+    first.map(|(bucket, _)| path(bucket))
+}
+
+fn met_limit(rule: Option<&Arc<DomainRule>>, meter: &Meter, decision: &Decision) -> Status {
+    let denied = !decision.allowed();
+    Status::Met {
+        over: denied && !meter.limited.shadow,
+        limit: meter.said,
+        rule: rule.cloned(),
+        remaining: if denied { 0 } else { decision.remaining },
+        reset: if denied { decision.retry_after } else { decision.reset_after }.max(Duration::from_micros(1)),
+    }
+}

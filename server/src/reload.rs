@@ -1,0 +1,222 @@
+//! New rules while serving: whatever changes in the files of the rules holds within a second, for calls that come
+//! from then on.
+//!
+//! Files and folders are watched, and read anew when something happens in or beside them, on SIGHUP, and every
+//! few seconds in case nothing was heard of it. What is wrong stays as it was when it was last right: each
+//! domain for itself, and the classes. Calls are decided by the rules that held when they came and never wait.
+
+use crate::clock::Clock;
+use crate::config::{Config, Source};
+use crate::rules::Live;
+use crate::rules::files::Files;
+use notify::event::{AccessKind, AccessMode, EventKind};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+/// After something happened, more of it may follow for that long: a file is written in several steps.
+const QUIET: Duration = Duration::from_millis(50);
+/// And for so many such steps at most.
+const STEPS: usize = 6;
+/// How often files are read when nothing is heard of them, and when nothing can be heard.
+const LOOK: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(500));
+
+/// The rules, and where they come from.
+pub struct Reload {
+    rules: Live,
+    state: Mutex<State>,
+    clock: Clock,
+    asked: Arc<Notify>,
+}
+
+struct State {
+    config: Config,
+    /// Text of the configuration file when it was last read.
+    text: Vec<u8>,
+    files: Files,
+    /// What the log has told of what is wrong.
+    told: BTreeSet<String>,
+}
+
+impl Reload {
+    /// Reads the domains of that configuration. What is wrong with them goes to the log.
+    #[must_use]
+    pub fn new(config: Config, clock: Clock) -> Self {
+        let rules = config.rules.clone().live();
+        let text = text(&config.source);
+        let state = State { config, text, files: Files::default(), told: BTreeSet::new() };
+        let reload = Self { rules, state: Mutex::new(state), clock, asked: Arc::default() };
+        reload.now();
+        reload
+    }
+
+    /// The rules that hold.
+    #[must_use]
+    pub fn rules(&self) -> Live {
+        self.rules.clone()
+    }
+
+    /// Whoever notifies this has the files read.
+    #[must_use]
+    pub fn asked(&self) -> Arc<Notify> {
+        self.asked.clone()
+    }
+
+    /// The files of the domains as they were last read.
+    #[must_use]
+    pub fn files(&self) -> Files {
+        self.state.lock().files.clone()
+    }
+
+    /// Reads all files, and makes what is right in them the rules.
+    pub fn now(&self) {
+        let mut state = self.state.lock();
+        let mut wrong = state.classes();
+        let files = Files::read(&state.config.domains, &state.files, self.clock.now());
+        wrong.extend(files.wrong().map(str::to_owned));
+        tell(&state.files, &files);
+        for text in wrong.difference(&state.told) {
+            tracing::error!("rules that are wrong do not hold, what held before does: {text}");
+        }
+        self.rules.store(Arc::new(state.config.rules.with(files.domains())));
+        (state.files, state.told) = (files, wrong);
+    }
+
+    /// Watches the files. Runs until it is dropped.
+    pub async fn watch(self: Arc<Self>) {
+        let mut watcher = watcher(self.asked.clone());
+        loop {
+            let heard = watcher.as_mut().is_some_and(|watcher| watcher.follow(&self.folders()));
+            let look = if heard { LOOK.0 } else { LOOK.1 };
+            if timeout(look, self.asked.notified()).await.is_ok() {
+                for _ in 0..STEPS {
+                    if timeout(QUIET, self.asked.notified()).await.is_err() {
+                        break;
+                    }
+                    sleep(QUIET).await;
+                }
+            }
+            let reload = self.clone();
+            // Off the threads that decide. It panics only if reading does, and then what held holds.
+            if tokio::task::spawn_blocking(move || reload.now()).await.is_err() {
+                tracing::error!("reading the rules broke down; what held before does");
+            }
+        }
+    }
+
+    /// The folders in which something happens when a file changes: where files are, and where links to them are.
+    fn folders(&self) -> BTreeSet<PathBuf> {
+        let state = self.state.lock();
+        let mut places: Vec<PathBuf> = state.config.domains.clone();
+        places.extend(state.files.iter().map(|(path, _)| path.to_owned()));
+        if let Source::File(path) = &state.config.source {
+            places.push(path.clone());
+        }
+        let mut folders = BTreeSet::new();
+        for place in places {
+            let real = place.canonicalize().unwrap_or_default();
+            for place in [place, real] {
+                let parent = place
+                    .parent()
+                    .map(|parent| if parent == Path::new("") { Path::new(".") } else { parent });
+                folders.extend(parent.filter(|parent| parent.is_dir()).map(Path::to_owned));
+                if place.is_dir() {
+                    folders.insert(place);
+                }
+            }
+        }
+        folders
+    }
+}
+
+impl State {
+    /// Reads the configuration file again if it changed; returns what is wrong with it.
+    fn classes(&mut self) -> BTreeSet<String> {
+        let text = text(&self.config.source);
+        if text == self.text && self.told.is_empty() {
+            return BTreeSet::new();
+        }
+        if matches!(self.config.source, Source::BuiltIn) {
+            return BTreeSet::new();
+        }
+        match Config::load(&self.config.overrides) {
+            Ok(config) => {
+                if config.server != self.config.server || config.store != self.config.store {
+                    tracing::warn!("{}: `server` and `store` are read at the start only", config.source);
+                }
+                if text != self.text {
+                    tracing::info!("{}: {} classes are loaded", config.source, config.rules.iter().count());
+                }
+                self.text = text;
+                (self.config.rules, self.config.domains) = (config.rules, config.domains);
+                BTreeSet::new()
+            }
+            Err(error) => BTreeSet::from([error.to_string()]),
+        }
+    }
+}
+
+/// The configuration file; empty if there is none or it can not be read, which reading it properly will tell.
+fn text(source: &Source) -> Vec<u8> {
+    match source {
+        Source::File(path) => std::fs::read(path).unwrap_or_default(),
+        Source::BuiltIn => Vec::new(),
+    }
+}
+
+/// Says in the log what is new and what is gone.
+fn tell(before: &Files, now: &Files) {
+    let domains = |files: &Files| -> BTreeSet<String> { files.domains().map(|it| it.name.clone()).collect() };
+    for (path, read) in now.iter() {
+        let was =
+            before.iter().find(|(before, _)| *before == path).and_then(|(_, read)| read.domain.as_ref());
+        if let Some(domain) = &read.domain
+            && was.is_none_or(|was| !Arc::ptr_eq(was, domain))
+        {
+            let rules = domain.tree.rules().len();
+            tracing::info!("{}: domain {:?} is loaded, {rules} rules", path.display(), domain.name);
+        }
+    }
+    for domain in domains(before).difference(&domains(now)) {
+        tracing::warn!("domain {domain:?} is gone: its descriptors are not limited any more");
+    }
+}
+
+struct Watching {
+    watcher: RecommendedWatcher,
+    folders: BTreeSet<PathBuf>,
+}
+
+fn watcher(asked: Arc<Notify>) -> Option<Watching> {
+    let tell = move |event: notify::Result<notify::Event>| match event.map(|event| event.kind) {
+        // Reading them is not a change.
+        Ok(EventKind::Access(kind)) if kind != AccessKind::Close(AccessMode::Write) => {}
+        _ => asked.notify_one(),
+    };
+    match notify::recommended_watcher(tell) {
+        Ok(watcher) => Some(Watching { watcher, folders: BTreeSet::new() }),
+        Err(error) => {
+            tracing::warn!("files can not be watched, so they are read every {:?}: {error}", LOOK.1);
+            None
+        }
+    }
+}
+
+impl Watching {
+    /// Watches these folders and no others; returns whether it can.
+    fn follow(&mut self, folders: &BTreeSet<PathBuf>) -> bool {
+        for gone in self.folders.difference(folders) {
+            // It may not be there any more, and then it is not watched either.
+            self.watcher.unwatch(gone).unwrap_or_default();
+        }
+        // Also those that are watched already: under the same name there may be another folder now.
+        let watched = |folder: &&PathBuf| self.watcher.watch(folder, RecursiveMode::NonRecursive).is_ok();
+        self.folders = folders.iter().filter(watched).cloned().collect();
+        self.folders.len() == folders.len()
+    }
+}
