@@ -1,6 +1,7 @@
 //! Envoy's rate limit service: what its own implementation answers, and what a real Envoy makes of it.
 
 mod answers;
+mod check;
 mod reload;
 mod vectors;
 

@@ -20,14 +20,14 @@ const ROOMS: &[&[&str]] = &[
     &["shed"],
     &["grpc", "http"],
     &["app"],
-    &["main", "ask", "banner"],
+    &["main", "ask", "banner", "check"],
 ];
 
 /// The rooms that decide: functions of their arguments, and nothing else.
 const PURE: &[&str] = &["algorithm", "penalty", "limit"];
 
 /// The rooms that know of wires.
-const WIRED: &[&str] = &["grpc", "http", "app", "main", "ask", "banner"];
+const WIRED: &[&str] = &["grpc", "http", "app", "main", "ask", "banner", "check"];
 
 /// Lines and what is wrong with them.
 type Findings = Vec<(usize, String)>;

@@ -2,10 +2,10 @@
 
 mod ask;
 mod banner;
+mod check;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,11 +27,8 @@ struct Arguments {
 enum Command {
     /// Serve until SIGTERM or SIGINT
     Serve(Serve),
-    /// Say whether a rules file is valid, or what is wrong and where
-    Check {
-        /// The file
-        file: PathBuf,
-    },
+    /// Say whether rules are valid, or everything that is wrong and where
+    Check(check::Check),
     /// Ask a server for one decision
     Ask(ask::Ask),
 }
@@ -52,7 +49,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match arguments.command.unwrap_or(Command::Serve(arguments.serve)) {
         Command::Serve(arguments) => serve(&arguments).map(|()| ExitCode::SUCCESS),
-        Command::Check { file } => Ok(check(&file)),
+        Command::Check(arguments) => Ok(check::check(&arguments)),
         Command::Ask(arguments) => ask::ask(&arguments).map(|()| ExitCode::SUCCESS),
     };
     match done {
@@ -93,18 +90,4 @@ async fn serve(arguments: &Serve) -> anyhow::Result<()> {
         }
     };
     app.serve(listener, stop).await.map_err(anyhow::Error::from_boxed)
-}
-
-/// What is wrong is told without this program's name before it, so that each line begins with a place.
-fn check(file: &Path) -> ExitCode {
-    match Config::check(file) {
-        Ok(config) => {
-            println!("{}: valid, {} classes", file.display(), config.rules.iter().count());
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
 }

@@ -26,6 +26,9 @@ const STEPS: usize = 6;
 /// How often files are read when nothing is heard of them, and when nothing can be heard.
 const LOOK: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(500));
 
+/// So many faults are told in the log at a time.
+const MOST_TOLD: usize = 20;
+
 /// The rules, and where they come from.
 pub struct Reload {
     rules: Live,
@@ -80,8 +83,13 @@ impl Reload {
         let files = Files::read(&state.config.domains, &state.files, self.clock.now());
         wrong.extend(files.wrong().map(str::to_owned));
         tell(&state.files, &files);
-        for text in wrong.difference(&state.told) {
+        let mut news = wrong.difference(&state.told);
+        for text in news.by_ref().take(MOST_TOLD) {
             tracing::error!("rules that are wrong do not hold, what held before does: {text}");
+        }
+        match news.count() {
+            0 => {}
+            more => tracing::error!("… and {more} more: `tollgate check` tells all"),
         }
         self.rules.store(Arc::new(state.config.rules.with(files.domains())));
         (state.files, state.told) = (files, wrong);

@@ -33,7 +33,7 @@ pub struct Read {
     /// Since when these rules hold.
     pub since: Timestamp,
     /// What is wrong with the file now: a line for each fault, which begins with its place.
-    pub wrong: Option<String>,
+    pub wrong: Vec<String>,
 }
 
 impl Files {
@@ -70,7 +70,7 @@ impl Files {
     fn one_file_a_domain(&mut self, before: &Self) {
         let mut owners: BTreeMap<String, PathBuf> = BTreeMap::new();
         for is_right in [true, false] {
-            for (path, read) in self.all.iter_mut().filter(|(_, read)| read.wrong.is_none() == is_right) {
+            for (path, read) in self.all.iter_mut().filter(|(_, read)| read.wrong.is_empty() == is_right) {
                 let Some(domain) = &read.domain else { continue };
                 let Some(owner) = owners.get(&domain.name) else {
                     owners.insert(domain.name.clone(), path.clone());
@@ -78,7 +78,9 @@ impl Files {
                 };
                 let (path, name, owner) = (path.display(), &domain.name, owner.display());
                 let twice = format!("{path}:1:1: domain: {name:?} is that of {owner} already");
-                read.wrong.get_or_insert(twice);
+                if read.wrong.is_empty() {
+                    read.wrong.push(twice);
+                }
                 read.domain = None;
             }
             // Their turn comes with those that are wrong.
@@ -100,8 +102,8 @@ impl Files {
 
     /// Everything that is wrong now.
     pub fn wrong(&self) -> impl Iterator<Item = &str> {
-        let files = self.all.values().filter_map(|read| read.wrong.as_deref());
-        self.unreadable.iter().map(String::as_str).chain(files)
+        let files = self.all.values().flat_map(|read| &read.wrong);
+        self.unreadable.iter().chain(files).map(String::as_str)
     }
 }
 
@@ -111,21 +113,24 @@ impl Read {
         let text: Arc<[u8]> = match bytes(path) {
             Ok(text) => text.into(),
             Err(error) => {
-                let wrong = Some(format!("{name}: can not be read: {error}"));
+                let wrong = vec![format!("{name}: can not be read: {error}")];
                 return Self { text: Arc::default(), wrong, ..Self::kept(before, now) };
             }
         };
-        if let Some(before) = before.filter(|before| before.text == text && before.wrong.is_none()) {
+        if let Some(before) = before.filter(|before| before.text == text && before.wrong.is_empty()) {
             return before.clone();
         }
         match parse(&name, &text) {
-            Ok(domain) => Self { text, domain: Some(Arc::new(domain)), since: now, wrong: None },
-            Err(faults) => Self { text, wrong: Some(faults.to_string()), ..Self::kept(before, now) },
+            Ok(domain) => Self { text, domain: Some(Arc::new(domain)), since: now, wrong: Vec::new() },
+            Err(faults) => {
+                let wrong = faults.iter().map(ToString::to_string).collect();
+                Self { text, wrong, ..Self::kept(before, now) }
+            }
         }
     }
 
     fn kept(before: Option<&Self>, now: Timestamp) -> Self {
-        let nothing = || Self { text: Arc::default(), domain: None, since: now, wrong: None };
+        let nothing = || Self { text: Arc::default(), domain: None, since: now, wrong: Vec::new() };
         before.cloned().unwrap_or_else(nothing)
     }
 }

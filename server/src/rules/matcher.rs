@@ -66,6 +66,12 @@ impl<R> Node<R> {
         values.any.as_deref().map(|node| (node, By::Key))
     }
 
+    /// Has it children of that key?
+    #[must_use]
+    pub fn has(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
+    }
+
     /// The rule that all these entries lead to.
     pub fn find<'e>(&self, entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> Option<&R> {
         let mut node = self;
