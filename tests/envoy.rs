@@ -2,6 +2,7 @@
 
 mod answers;
 mod check;
+mod real;
 mod reload;
 mod vectors;
 
