@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use std::time::Duration;
-use tollgate_client::{Answer, Client, Denial};
+use tollgate_client::{Answer, Client, Denial, Verdict};
 
 #[derive(clap::Args)]
 pub(crate) struct Ask {
@@ -24,7 +24,7 @@ pub(crate) struct Ask {
 
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn ask(arguments: &Ask) -> anyhow::Result<()> {
-    let client = Client::new(&arguments.server, arguments.deadline)?;
+    let client = Client::builder(&arguments.server).deadline(arguments.deadline).build()?;
     let answer = client
         .should_rate_limit(&arguments.key, &arguments.class, arguments.cost)
         .await
@@ -34,7 +34,7 @@ pub(crate) async fn ask(arguments: &Ask) -> anyhow::Result<()> {
 }
 
 fn told(answer: &Answer) -> String {
-    let Answer { limit, remaining, cost, rule, .. } = answer;
+    let Answer { verdict: Verdict { limit, remaining, cost, .. }, rule } = answer;
     let span = |span: Duration| humantime::format_duration(span).to_string();
     let verdict = match answer.denied {
         None if *limit == 0 => return format!("allowed: class {rule} is never limited"),
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     fn answer(denied: Option<Denial>) -> Answer {
-        Answer {
+        let verdict = Verdict {
             denied,
             limit: 200,
             remaining: 3,
@@ -69,9 +69,9 @@ mod tests {
             reset_after: Duration::from_millis(1970),
             wait: Duration::ZERO,
             window: Duration::from_secs(2),
-            rule: "search".into(),
             degraded: false,
-        }
+        };
+        Answer { verdict, rule: "search".into() }
     }
 
     #[test]
@@ -81,7 +81,10 @@ mod tests {
             "allowed: 10 taken, 3 of 200 left, as good as new in 1s 970ms (class search)"
         );
         assert_eq!(
-            told(&Answer { wait: Duration::from_millis(300), ..answer(None) }),
+            told(&Answer {
+                verdict: Verdict { wait: Duration::from_millis(300), ..*answer(None) },
+                ..answer(None)
+            }),
             "allowed after 300ms: 10 taken, 3 of 200 left, as good as new in 1s 970ms (class search)"
         );
         assert_eq!(
