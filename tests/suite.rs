@@ -9,6 +9,7 @@
 
 mod atomicity;
 mod denials;
+mod client;
 mod differential;
 mod envoy;
 mod errors;

@@ -5,6 +5,7 @@
 
 pub(crate) mod calls;
 pub(crate) mod raw;
+pub(crate) mod relay;
 
 use deadpool_redis::redis;
 use rustix::process::{Pid, Signal, kill_process};

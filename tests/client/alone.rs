@@ -1,0 +1,153 @@
+//! Life without the service: gone in the middle, at the start, coming and going, and answers that are lost.
+
+use super::{CLASSES, decide, decide_many, serve, warm};
+use crate::support::relay::{Mode, Relay};
+use crate::support::{DEADLINE, Tollgate, eventually};
+use std::time::Duration;
+use tollgate_client::{Client, Denial, Fallback};
+
+/// Short enough that a test does not take long, long enough for a busy machine to answer in.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+async fn until_it_is_gone(client: &Client) {
+    eventually("the client takes the service to be gone", async || {
+        decide(client, "whoever", "read").await;
+        client.is_degraded().then_some(())
+    })
+    .await;
+}
+
+async fn until_it_is_back(client: &Client, key: &str, class: &str) {
+    eventually("decisions are the service's again", async || {
+        let verdict = decide(client, key, class).await;
+        (!verdict.degraded).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_the_service_what_is_leased_is_spent_and_then_each_class_does_as_it_was_told() {
+    let (mut server, caller) = serve().await;
+    let mut relay = Relay::to(caller).await;
+    let client = warm(&relay, PATIENCE).await;
+    // A rate of one a day, and a burst of 2000.
+    decide_many(&client, "held", "read", 5).await;
+    relay.stop().await;
+    server.process().kill();
+
+    let first = decide(&client, "held", "read").await;
+    assert!(first.allowed());
+    until_it_is_gone(&client).await;
+    // From now on nobody waits.
+    let verdict = client.check("held", "read").expect("decided at once");
+    assert!(verdict.allowed(), "{verdict:?}");
+    eventually("what was leased is spent or over", async || {
+        client.check("held", "read").filter(|verdict| verdict.degraded)
+    })
+    .await;
+    let login = decide(&client, "warm", "login").await;
+    assert_eq!((login.denied, login.degraded), (Some(Denial::Unavailable), true));
+    assert!(!login.retry_after.is_zero());
+    assert!(decide(&client, "warm", "health").await.allowed());
+    // A key that was never seen is of a class that was.
+    let other = decide(&client, "never seen", "read").await;
+    assert!(other.allowed() && other.degraded && other.limit == 2000, "{other:?}");
+    // One that was never heard of is denied unless somebody said otherwise.
+    assert_eq!(decide(&client, "k", "small").await.denied, Some(Denial::Unavailable));
+    // Each key alone gets its burst and no more.
+    let mut allowed = 0;
+    for _ in 0..2100 {
+        allowed += u64::from(client.check("never seen", "read").is_some_and(|verdict| verdict.allowed()));
+    }
+    assert_eq!(allowed, 1999);
+}
+
+#[tokio::test]
+async fn a_client_that_never_reached_the_service_does_as_it_was_configured() {
+    let server = Tollgate::start(CLASSES).await;
+    let mut relay = Relay::to(server.serving().await).await;
+    relay.stop().await;
+    let client = Client::builder(relay.url())
+        .deadline(PATIENCE)
+        .fallback(Fallback::Limit { rate_per_s: 0.001, burst: 3 })
+        .class_fallback("login", Fallback::Deny)
+        .class_fallback("health", Fallback::Allow)
+        .build()
+        .unwrap();
+    assert_eq!(decide_many(&client, "k", "read", 10).await, 3);
+    let verdict = decide(&client, "k", "read").await;
+    assert_eq!((verdict.denied, verdict.degraded), (Some(Denial::OverLimit), true));
+    assert_eq!(decide_many(&client, "k", "login", 3).await, 0);
+    assert_eq!(decide_many(&client, "k", "health", 3).await, 3);
+
+    relay.start().await;
+    until_it_is_back(&client, "k", "read").await;
+    assert!(!client.is_degraded());
+    assert!(decide(&client, "k", "login").await.allowed());
+}
+
+#[tokio::test]
+async fn it_heals_by_itself_however_often_the_service_comes_and_goes() {
+    let (_server, caller) = serve().await;
+    let mut relay = Relay::to(caller).await;
+    let client = warm(&relay, PATIENCE).await;
+    for round in 0..3 {
+        if round % 2 == 0 {
+            relay.stop().await;
+        } else {
+            relay.set(Mode::Refuse);
+        }
+        until_it_is_gone(&client).await;
+        let calls = relay.calls();
+        decide_many(&client, "whoever", "read", 1000).await;
+        assert!(relay.calls() <= calls + 20, "nobody asks but who looks for it");
+        if round % 2 == 0 {
+            relay.start().await;
+        } else {
+            relay.set(Mode::Pass);
+        }
+        until_it_is_back(&client, &format!("round {round}"), "plenty").await;
+        assert!(!client.is_degraded());
+    }
+}
+
+#[tokio::test]
+async fn a_wish_whose_answer_was_lost_is_sent_again_as_it_was() {
+    let (_server, caller) = serve().await;
+    let relay = Relay::to(caller).await;
+    let client = warm(&relay, Duration::from_millis(100)).await;
+    decide(&client, "lost", "plenty").await;
+    let of_it = || relay.borrows().into_iter().filter(|borrow| borrow.key == "lost").collect::<Vec<_>>();
+    eventually("the class is heard of", async || (of_it().len() == 1).then_some(())).await;
+    // Its lease goes back first, so that the next one is needed.
+    eventually("nothing is held", async || client.check("lost", "plenty").is_none().then_some(())).await;
+    relay.set(Mode::LoseReplies);
+    eventually("a wish is lost", async || {
+        decide(&client, "lost", "plenty").await;
+        (of_it().len() >= 2).then_some(())
+    })
+    .await;
+    relay.set(Mode::Pass);
+    eventually("it is sent again, or over", async || {
+        decide(&client, "lost", "plenty").await;
+        (of_it().len() >= 3).then_some(())
+    })
+    .await;
+    let wishes = of_it();
+    // Within a second it is the same one. On a busy machine it may be over by then, and then it is a new one.
+    assert!(wishes[1] == wishes[2] || wishes[1].seq < wishes[2].seq, "{wishes:?}");
+    let again = wishes.windows(2).filter(|two| two[0].seq == two[1].seq);
+    assert!(again.clone().all(|two| two[0] == two[1]), "{wishes:?}");
+}
+
+#[tokio::test]
+async fn a_stalled_service_costs_a_few_callers_their_patience_and_nobody_after_them() {
+    let (_server, caller) = serve().await;
+    let relay = Relay::to(caller).await;
+    let client = warm(&relay, Duration::from_millis(100)).await;
+    relay.set(Mode::LoseReplies);
+    until_it_is_gone(&client).await;
+    let started = tollgate_server::clock::instant();
+    decide_many(&client, "whoever", "read", 1000).await;
+    assert!(started.elapsed() < DEADLINE / 2, "no call waits");
+}
