@@ -153,6 +153,12 @@ impl Client {
         self.shared.outage.is_gone()
     }
 
+    /// How many calls were made to the service, of all kinds: what decisions at hand save.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.shared.service.calls()
+    }
+
     /// How many keys are remembered.
     #[must_use]
     pub fn keys(&self) -> usize {

@@ -27,7 +27,7 @@ pub(crate) struct Key {
     pub(crate) landed: Notify,
     /// A Borrow is wanted or under way.
     wanted: AtomicBool,
-    /// The last Borrow was not answered.
+    /// The Borrow that landed last was not answered.
     pub(crate) failed: AtomicBool,
     /// It is on the keeper's list.
     pub(crate) listed: AtomicBool,

@@ -7,8 +7,8 @@
 use crate::error::Error;
 use crate::leases::{Return, Wish};
 use std::future::Future;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 use tollgate_proto::v1;
 use tollgate_proto::v1::rate_limiter_client::RateLimiterClient;
@@ -26,6 +26,7 @@ pub(crate) struct Service {
     current: AtomicUsize,
     deadline: Duration,
     gateway: String,
+    calls: AtomicU64,
 }
 
 impl Service {
@@ -42,11 +43,22 @@ impl Service {
         };
         // Gateways that start together do not all begin with the same instance.
         let current = AtomicUsize::new(fastrand::usize(..endpoints.len().max(1)));
-        Self { stubs: endpoints.into_iter().map(connect).collect(), current, deadline, gateway }
+        Self {
+            stubs: endpoints.into_iter().map(connect).collect(),
+            current,
+            deadline,
+            gateway,
+            calls: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn deadline(&self) -> Duration {
         self.deadline
+    }
+
+    /// How often it has been called.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Relaxed)
     }
 
     pub(crate) async fn ask(
@@ -88,6 +100,7 @@ impl Service {
         M: Clone,
         F: Future<Output = Result<Response<R>, Status>>,
     {
+        self.calls.fetch_add(1, Relaxed);
         let calling = async {
             let mut status = Status::unavailable("there is no endpoint");
             for _ in &self.stubs {

@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 /// Fallbacks that are learned: classes are few, and names that somebody invents are not to fill memory.
 const MOST_CLASSES: usize = 10_000;
@@ -42,6 +43,15 @@ pub(crate) struct Shared {
     pub(crate) gone: Notify,
     pub(crate) classes: Mutex<HashMap<String, Arc<Rule>>>,
     pub(crate) fallback: Fallback,
+}
+
+/// What waiting for a Borrow has come to.
+enum Borrowed {
+    Decided(Verdict),
+    /// It brought nothing to decide the call from, or none is to be had.
+    Nothing,
+    /// It was not answered in time.
+    Unanswered,
 }
 
 impl Shared {
@@ -76,20 +86,23 @@ impl Shared {
         }
         // The first call of a key is asked for. So is every call of a key that is not asked for often.
         if key.leases.touch(now) {
-            if let Some(verdict) = self.borrowed(&key, cost).await {
-                return Ok(verdict);
+            match self.borrowed(&key, cost).await {
+                Borrowed::Decided(verdict) => return Ok(verdict),
+                Borrowed::Unanswered => return Ok(self.alone(self.clock.now(), &key, cost)),
+                Borrowed::Nothing => {}
             }
-            if key.failed.load(Relaxed) {
-                return Ok(self.alone(self.clock.now(), &key, cost));
-            }
-        } else if !key.rule.is_learned() {
-            // What to do without the service is only said with a Borrow.
-            self.want(&key);
         }
         match self.ask(&key.name, &key.class, cost).await {
-            Ok(answer) => {
-                key.leases.learn(&answer.verdict);
-                Ok(answer.verdict)
+            Ok(Answer { mut verdict, .. }) => {
+                key.leases.learn(&verdict);
+                // What is held here is left to callers of this gateway.
+                verdict.remaining =
+                    verdict.remaining.saturating_add(key.leases.outstanding()).min(verdict.limit);
+                if !key.rule.is_learned() {
+                    // What to do without the service is only said with a Borrow.
+                    self.want(&key);
+                }
+                Ok(verdict)
             }
             Err(error) if error.is_refusal() => Err(error),
             Err(_) => Ok(self.alone(self.clock.now(), &key, cost)),
@@ -97,25 +110,25 @@ impl Shared {
     }
 
     /// Waits for the key's Borrow and decides from what it brings.
-    async fn borrowed(&self, key: &Arc<Key>, cost: Option<u32>) -> Option<Verdict> {
+    async fn borrowed(&self, key: &Arc<Key>, cost: Option<u32>) -> Borrowed {
+        let _waiting = Waiting::at(key);
+        let until = self.clock.now().after(self.service.deadline());
         for _ in 0..ROUNDS {
-            let _waiting = Waiting::at(key);
             let mut landed = pin!(key.landed.notified());
             landed.as_mut().enable();
             // One may have landed meanwhile.
             let now = self.clock.now();
             if let Some(verdict) = self.check_key(now, key, cost) {
-                return Some(verdict);
+                return Borrowed::Decided(verdict);
             }
             if key.leases.is_quiet(now) || !self.want(key) {
-                return None;
+                return Borrowed::Nothing;
             }
-            tokio::time::timeout(self.service.deadline(), landed).await.ok()?;
-            if key.failed.load(Relaxed) {
-                return None;
+            if timeout(until.since(now), landed).await.is_err() || key.failed.load(Relaxed) {
+                return Borrowed::Unanswered;
             }
         }
-        self.check_key(self.clock.now(), key, cost)
+        self.check_key(self.clock.now(), key, cost).map_or(Borrowed::Nothing, Borrowed::Decided)
     }
 
     /// Asks the service, and notes whether it answered.

@@ -105,7 +105,7 @@ impl Grant {
 #[derive(Debug, Default)]
 pub(super) struct Books {
     held: [Option<Held>; 2],
-    /// The next wish.
+    /// The next wish; zero until a call has waited for one, or a lease was spent quickly.
     chunk: u32,
     /// How long a lease lives.
     life: Option<Duration>,
@@ -175,13 +175,14 @@ impl Books {
             Ok(0) | Err(_) => u32::MAX,
             Ok(limit) => (limit / 2).max(cost),
         };
-        if self.chunk == 0 {
+        if self.chunk == 0 && waiting > 0 {
             self.chunk = FIRST_CALLS.saturating_mul(cost).min(most / 2);
         }
-        self.chunk = self.chunk.clamp(cost, most);
+        // Nobody waits and nothing has been borrowed: it is to learn of the class, for which one call's cost will do.
+        self.chunk = self.chunk.min(most);
         let wish = Wish {
             seq,
-            n: self.chunk.max(waiting.saturating_mul(cost)).min(most),
+            n: self.chunk.max(waiting.saturating_mul(cost)).max(cost).min(most),
             demand_per_s: u32::try_from(self.demand.per_s).unwrap_or(u32::MAX),
             returns: std::mem::take(&mut self.returns),
             denied,
@@ -203,13 +204,13 @@ impl Books {
         }
         if grant.granted == 0 {
             if grant.leasable {
-                self.chunk = (self.chunk / 2).max(grant.cost);
+                self.halve(grant.cost);
                 hold(leases, now, &grant);
             }
             return;
         }
         if grant.granted < out.wish.n && grant.spread_over.is_zero() {
-            self.chunk = (self.chunk / 2).max(grant.cost);
+            self.halve(grant.cost);
         }
         let life = grant.valid_for.min(LONGEST_LIFE);
         self.life = Some(life);
@@ -340,6 +341,13 @@ impl Books {
         }
     }
 
+    /// The bucket holds less than was wished for.
+    fn halve(&mut self, cost: u32) {
+        if self.chunk > 0 {
+            self.chunk = (self.chunk / 2).max(cost);
+        }
+    }
+
     /// Fits the next chunk to how this one was used; true if it did.
     fn size(&mut self, leases: &Leases, now: Moment, held: &Held, used: u32) -> bool {
         if held.sized || held.spread {
@@ -351,7 +359,8 @@ impl Books {
         if used < held.granted / 2 {
             self.chunk = self.chunk.min(used.max(cost));
         } else if at_that_pace.is_some_and(|took| took < u128::from(micros(held.life)) / 2) {
-            self.chunk = self.chunk.saturating_add(self.chunk.div_ceil(2));
+            let chunk = self.chunk.max(held.granted);
+            self.chunk = chunk.saturating_add(chunk.div_ceil(2));
         } else {
             return false;
         }

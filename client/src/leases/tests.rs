@@ -360,7 +360,7 @@ impl Steady {
     fn borrow(&mut self, grant: impl FnOnce(&Wish, Grant) -> Grant) -> Option<Wish> {
         self.seq += 1;
         let at = Moment::from_micros(self.now);
-        let wish = self.leases.borrow(at, self.seq, 0)?;
+        let wish = self.leases.borrow(at, self.seq, 1)?;
         self.wishes.push(wish.n);
         let usual = Grant {
             lease_id: format!("lease {}", self.seq),
@@ -450,6 +450,19 @@ fn the_chunk_is_halved_when_the_bucket_holds_less() {
     gateway.borrow(|_, grant| Grant { granted: 3, spread_over, ..grant });
     gateway.borrow(|_, grant| grant);
     assert_eq!(gateway.wishes, [8, 8]);
+}
+
+#[test]
+fn a_cold_key_borrows_one_call_to_learn_of_its_class() {
+    let leases = Leases::default();
+    let at = Moment::from_micros(1_000_000);
+    assert_eq!(leases.borrow(at, 1, 0).unwrap().n, 1);
+    leases.granted(at, Grant { leasable: true, cost: 5, limit: 100, ..Grant::default() });
+    assert_eq!(leases.borrow(at, 2, 0).unwrap().n, 5);
+    leases.granted(at, Grant { leasable: true, cost: 5, ..Grant::default() });
+    assert_eq!(leases.borrow(at, 3, 1).unwrap().n, 25, "eight calls, but a quarter of the burst at most");
+    leases.granted(at, Grant { leasable: true, cost: 5, ..Grant::default() });
+    assert_eq!(leases.borrow(at, 4, 30).unwrap().n, 50, "as many as wait, but half of the burst at most");
 }
 
 #[test]
