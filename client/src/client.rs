@@ -14,8 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::watch;
-#[cfg(feature = "tls")]
-use tonic::transport::ClientTlsConfig;
 use tonic::transport::Endpoint;
 
 /// How long an answer may take unless it is said otherwise.
@@ -71,7 +69,6 @@ impl Client {
             max_keys: DEFAULT_MAX_KEYS,
             fallback: Fallback::Deny,
             fallbacks: HashMap::new(),
-            #[cfg(feature = "tls")]
             tls: None,
         }
     }
@@ -184,8 +181,7 @@ pub struct Builder {
     max_keys: usize,
     fallback: Fallback,
     fallbacks: HashMap<String, Fallback>,
-    #[cfg(feature = "tls")]
-    tls: Option<ClientTlsConfig>,
+    tls: Option<Tls>,
 }
 
 impl Builder {
@@ -227,9 +223,9 @@ impl Builder {
         self
     }
 
-    /// Certificates and names for `https` endpoints. Without, the roots of the web are trusted.
+    /// Certificates and names for `https` endpoints. Unless set, the roots of the web are trusted.
     #[cfg(feature = "tls")]
-    pub fn tls(mut self, tls: ClientTlsConfig) -> Self {
+    pub fn tls(mut self, tls: tonic::transport::ClientTlsConfig) -> Self {
         self.tls = Some(tls);
         self
     }
@@ -262,7 +258,8 @@ impl Builder {
                 return wrong("fallback", format!("{burst} at {rate_per_s} a second"), "both above zero");
             }
         }
-        let endpoints = self.endpoints.iter().map(|url| self.reach(url)).collect::<Result<Vec<_>, _>>()?;
+        let endpoints =
+            self.endpoints.iter().map(|url| reach(url, self.tls.as_ref())).collect::<Result<Vec<_>, _>>()?;
         let (wanted, wants) = async_channel::bounded(MOST_WANTED);
         let (done, is_done) = watch::channel(false);
         let classes =
@@ -283,14 +280,26 @@ impl Builder {
         tokio::spawn(keep(shared.clone(), wants, MOST_IN_FLIGHT, done));
         Ok(Client { shared, end: Arc::new(End { wanted, done: is_done }) })
     }
+}
 
-    fn reach(&self, url: &str) -> Result<Endpoint, Error> {
-        let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| Error::Url(url.to_owned()))?;
-        #[cfg(feature = "tls")]
-        if endpoint.uri().scheme_str() == Some("https") {
-            let tls = self.tls.clone().unwrap_or_else(|| ClientTlsConfig::new().with_enabled_roots());
-            return endpoint.tls_config(tls).map_err(|error| Error::Tls(error.to_string()));
-        }
-        Ok(endpoint)
-    }
+fn reach(url: &str, tls: Option<&Tls>) -> Result<Endpoint, Error> {
+    let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| Error::Url(url.to_owned()))?;
+    if endpoint.uri().scheme_str() == Some("https") { secured(endpoint, tls) } else { Ok(endpoint) }
+}
+
+#[cfg(feature = "tls")]
+type Tls = tonic::transport::ClientTlsConfig;
+
+#[cfg(feature = "tls")]
+fn secured(endpoint: Endpoint, tls: Option<&Tls>) -> Result<Endpoint, Error> {
+    let tls = tls.cloned().unwrap_or_else(|| Tls::new().with_enabled_roots());
+    endpoint.tls_config(tls).map_err(|error| Error::Tls(error.to_string()))
+}
+
+#[cfg(not(feature = "tls"))]
+type Tls = std::convert::Infallible;
+
+#[cfg(not(feature = "tls"))]
+fn secured(_endpoint: Endpoint, _tls: Option<&Tls>) -> Result<Endpoint, Error> {
+    Err(Error::Tls("an https endpoint needs the feature `tls` of this crate".into()))
 }
