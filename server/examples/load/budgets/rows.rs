@@ -19,7 +19,7 @@ classes:
   write:  { rate: 1000/s, burst: 1000, algorithm: gcra }
   export: { rate: 1/m, burst: 1 }
   hot:    { rate: 1000000/s }
-  busy:   { rate: 5000/s, burst: 1000 }
+  busy:   { rate: 1000/s, burst: 500 }
   spent:  { rate: 1/h }
   brute:  { rate: 1/h, penalty: { strikes: 1, window: 1h, base: 1h, cap: 1h } }
   kept:   { rate: 1/h, burst: 1000000 }
@@ -125,7 +125,8 @@ pub(super) async fn hot_key(bench: &Bench, table: &mut Table) -> anyhow::Result<
     table.run("P3 one key, far above its limit", &over);
     let scripts = ratio(over.scripts, Some(1.0));
     table.figure("P3", "one hot key over its limit: scripts a decision", Budget::AtMost(0.05), scripts);
-    let bound = 1000.0 + 5000.0 * over.elapsed.as_secs_f64();
+    // On a machine that is busy with other things there may be fewer calls than that.
+    let bound = (500.0 + 1000.0 * over.elapsed.as_secs_f64()).min(number(over.allowed + over.denied));
     let exact = number(over.allowed) / bound;
     table.figure("P3", "the same: admitted / (burst + rate x time)", Budget::Within(0.98, 1.0), exact);
     Ok(())
