@@ -8,8 +8,8 @@
 )]
 
 mod atomicity;
-mod denials;
 mod client;
+mod denials;
 mod differential;
 mod envoy;
 mod errors;

@@ -8,7 +8,7 @@ pub(crate) mod raw;
 pub(crate) mod relay;
 
 use deadpool_redis::redis;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -65,11 +65,14 @@ impl Process {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Sends a signal to it.
+    /// Sends a signal to it. One that is told to stop has stopped when this returns.
     pub(crate) fn signal(&mut self, signal: Signal) {
         // Once it has been waited for, its id may be another's.
         assert!(self.is_running(), "{} has ended, so no {signal:?} for it:\n{}", self.name, self.said);
         kill_process(self.pid(), signal).unwrap();
+        if signal == Signal::STOP {
+            waitpid(Some(self.pid()), WaitOptions::UNTRACED).unwrap();
+        }
     }
 
     /// Ends it at once. It is gone when this returns; nothing happens if it was before.

@@ -3,8 +3,8 @@
 use super::calls::Caller;
 use super::eventually;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
