@@ -13,9 +13,12 @@ const LOOKS: usize = 3;
 /// Entries among which the one to drop is chosen.
 const CANDIDATES: usize = 16;
 
+/// By which part a map that is full of entries grows.
+const GROWTH: usize = 8;
+
 /// What an entry takes beside its name and what it keeps elsewhere: itself, its place in the index, and the
 /// room that both keep for growth.
-const OVERHEAD: usize = 160;
+const OVERHEAD: usize = 140;
 
 pub(super) struct Expiring<V> {
     entries: IndexMap<Box<str>, Entry<V>>,
@@ -82,6 +85,10 @@ impl<V: Weigh> Expiring<V> {
             self.drop_nearest();
         }
         self.bytes += weight;
+        if self.entries.len() == self.entries.capacity() {
+            // Twice as many at a time would leave half of a large map unused.
+            self.entries.reserve_exact(self.entries.len() / GROWTH + 1);
+        }
         self.entries.insert(name.into(), Entry { ends, value });
     }
 
