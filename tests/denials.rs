@@ -11,7 +11,7 @@ use tollgate_server::algorithm::{ALL, Algorithm};
 use tollgate_server::clock::Clock;
 use tollgate_server::limit::{Cost, Reason, Timestamp, Want};
 use tollgate_server::penalty::Penalty;
-use tollgate_server::request::Strikes;
+use tollgate_server::request::{Charge, Strikes};
 use tollgate_server::store::Store;
 
 fn at(millis: u64) -> Timestamp {
@@ -101,6 +101,29 @@ async fn what_comes_back_here_is_seen_at_once_and_elsewhere_within_ten_seconds()
             clock.set(at(seen_at));
             assert!(ask.of(&*tested.store).await.allowed(), "{}: {key}", tested.name);
         }
+    }
+}
+
+/// As Envoy gives hits back and charges what was spent already.
+#[tokio::test]
+async fn what_is_charged_in_any_case_is_asked_and_what_gives_back_is_seen() {
+    for tested in each_on_redis(&Clock::manual(at(0))).await {
+        let ask = |charge| Ask { charge, ..Ask::new("k", "c", limit(1, 3600, 2), 1) };
+        let (plain, always) = (ask(Charge::IfAllowed), ask(Charge::Always(Cost::ONE)));
+        for _ in 0..3 {
+            plain.of(&*tested.store).await;
+        }
+        let asked = async { assert!(!always.of(&*tested.store).await.allowed()) };
+        assert_eq!(scripts(&tested, asked).await, 1, "{}", tested.name);
+        // One more is owed now, and is waited for as well.
+        let denied = plain.of(&*tested.store).await;
+        assert_eq!(denied.retry_after, Duration::from_secs(2 * 3600), "{}", tested.name);
+        let want = Want::exactly(Cost::ZERO);
+        for left in [0, 1] {
+            let back = Ask { want, ..ask(Charge::GiveBack(Cost::ONE)) };
+            assert_eq!(back.of(&*tested.store).await.remaining, left, "{}", tested.name);
+        }
+        assert!(plain.of(&*tested.store).await.allowed(), "{}", tested.name);
     }
 }
 

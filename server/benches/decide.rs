@@ -5,7 +5,7 @@
 
 #![expect(clippy::expect_used, reason = "a benchmark that can not be set up has nothing to say")]
 
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use futures_util::FutureExt as _;
 use std::hint::black_box;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use tollgate_server::request::{Charge, Hit};
 use tollgate_server::rules::{Limited, Rule, Rules};
 use tollgate_server::store::Store as _;
 use tollgate_server::store::memory::Memory;
+use tollgate_server::store::redis::batch::{Call, pack};
 
 const ONE: Want = Want { at_least: Cost::ONE, at_most: Cost::ONE };
 
@@ -103,6 +104,22 @@ fn memory(c: &mut Criterion) {
     group.finish();
 }
 
+/// What waits is made one script call: all of one class, and each key once or all calls on one key.
+fn packing(c: &mut Criterion) {
+    let mut group = c.benchmark_group("script packing");
+    let limit = limit(100, 1, 200);
+    for (what, calls, keys) in
+        [("1 call", 1, 1), ("64 calls, 64 keys", 64, 64), ("64 calls, a hot key", 64, 1)]
+    {
+        let name = |n: usize| BucketName::new(&format!("user-{:08}", n % keys), "read");
+        let waiting: Vec<_> = (0..calls).map(|n| Call::Decide(vec![hit(&name(n), limit)])).collect();
+        let waiting: Vec<_> = waiting.iter().collect();
+        group.throughput(Throughput::Elements(u64::try_from(calls).expect("they are few")));
+        group.bench_function(what, |b| b.iter(|| pack("rl", None, black_box(&waiting))));
+    }
+    group.finish();
+}
+
 fn hit(bucket: &BucketName, limit: Limit) -> Hit {
     Hit {
         bucket: bucket.clone(),
@@ -122,5 +139,5 @@ fn token_bucket() -> &'static Algorithm {
     ALL.first().expect("there are algorithms")
 }
 
-criterion_group!(benches, algorithms, rules, memory);
+criterion_group!(benches, algorithms, rules, memory, packing);
 criterion_main!(benches);

@@ -8,7 +8,9 @@
 //! Keys are `<prefix>:{<key>}:<class>` for buckets, `<prefix>:strikes:{<key>}`, `<prefix>:block:{<key>}` and
 //! `<prefix>:lease:{<key>}:<class>:<nonce>`. Every key that is written expires.
 
-mod batch;
+// Public for what measures packing.
+#[doc(hidden)]
+pub mod batch;
 mod denials;
 mod lane;
 mod script;

@@ -23,7 +23,7 @@ const REPLACED: u64 = 4;
 
 /// One call of the store.
 #[derive(Debug)]
-pub(super) enum Call {
+pub enum Call {
     Decide(Vec<Hit>),
     Settle(Settlement),
 }
@@ -63,7 +63,7 @@ impl Call {
 }
 
 /// The script call for these calls.
-pub(super) fn pack(prefix: &str, now: Option<Timestamp>, calls: &[&Call]) -> Result<Cmd, StoreError> {
+pub fn pack(prefix: &str, now: Option<Timestamp>, calls: &[&Call]) -> Result<Cmd, StoreError> {
     let mut batch = Batch::default();
     for call in calls {
         match call {
