@@ -14,6 +14,7 @@ mod differential;
 mod envoy;
 mod errors;
 mod fault;
+mod gateway;
 mod grpcurl;
 mod integration;
 mod keys;
