@@ -2,6 +2,7 @@
 //! not need comes back, and it lives through a service that comes and goes.
 
 mod alone;
+mod tls;
 
 use crate::support::calls::{Caller, answer};
 use crate::support::relay::Relay;

@@ -11,7 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_stream::wrappers::TcpListenerStream;
 use tollgate_proto::v1;
 use tollgate_proto::v1::rate_limiter_server::{RateLimiter, RateLimiterServer};
-use tonic::transport::Server;
+use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, async_trait};
 
 /// What it does with a call.
@@ -30,6 +30,7 @@ pub(crate) enum Mode {
 pub(crate) struct Relay {
     address: SocketAddr,
     inner: Arc<Inner>,
+    tls: Option<ServerTlsConfig>,
     serving: Option<Runtime>,
 }
 
@@ -43,6 +44,15 @@ struct Inner {
 
 impl Relay {
     pub(crate) async fn to(server: Caller) -> Self {
+        Self::new(server, None).await
+    }
+
+    /// One that speaks TLS to its callers.
+    pub(crate) async fn with_tls(server: Caller, tls: ServerTlsConfig) -> Self {
+        Self::new(server, Some(tls)).await
+    }
+
+    async fn new(server: Caller, tls: Option<ServerTlsConfig>) -> Self {
         let inner = Inner {
             server,
             mode: Mutex::default(),
@@ -50,7 +60,8 @@ impl Relay {
             borrows: Mutex::default(),
             returns: Mutex::default(),
         };
-        let mut relay = Self { address: ([127, 0, 0, 1], 0).into(), inner: Arc::new(inner), serving: None };
+        let mut relay =
+            Self { address: ([127, 0, 0, 1], 0).into(), inner: Arc::new(inner), tls, serving: None };
         relay.start().await;
         relay
     }
@@ -64,8 +75,11 @@ impl Relay {
             eventually("its place is free", async || TcpListener::bind(self.address).await.ok()).await;
         self.address = listener.local_addr().unwrap();
         let service = RateLimiterServer::from_arc(self.inner.clone());
-        let serve =
-            Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener));
+        let mut server = Server::builder();
+        if let Some(tls) = self.tls.clone() {
+            server = server.tls_config(tls).unwrap();
+        }
+        let serve = server.add_service(service).serve_with_incoming(TcpListenerStream::new(listener));
         runtime.spawn(serve);
         self.serving = Some(runtime);
     }
