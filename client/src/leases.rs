@@ -49,14 +49,33 @@ pub struct Leases {
 }
 
 /// What the service has said of the bucket.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Facts {
-    /// Tokens that a call costs; zero until it is known, when there is nothing to spend either.
+    /// Tokens that a call costs. [`UNKNOWN`] until the service has said: more than any lease holds.
     cost: AtomicU32,
     limit: AtomicU64,
     /// The time in which an empty bucket refills, and that for one token, in nanoseconds.
     window: AtomicU64,
     nanos_per_token: AtomicU64,
+}
+
+const UNKNOWN: u32 = u32::MAX;
+
+impl Default for Facts {
+    fn default() -> Self {
+        Self {
+            cost: AtomicU32::new(UNKNOWN),
+            limit: AtomicU64::default(),
+            window: AtomicU64::default(),
+            nanos_per_token: AtomicU64::default(),
+        }
+    }
+}
+
+impl Facts {
+    fn cost(&self) -> Option<u32> {
+        Some(self.cost.load(Relaxed)).filter(|cost| *cost != UNKNOWN)
+    }
 }
 
 /// A denial that stands for a while.
@@ -186,7 +205,7 @@ impl Leases {
     /// Tokens that a call of the class costs; `None` until the service has said.
     #[must_use]
     pub fn cost(&self) -> Option<u32> {
-        Some(self.facts.cost.load(Relaxed)).filter(|cost| *cost > 0)
+        self.facts.cost()
     }
 
     /// What the service said of a call that it was asked about.

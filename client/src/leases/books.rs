@@ -166,7 +166,7 @@ impl Books {
         self.abandon();
         self.size_early(leases, now);
         self.make_room(leases, now);
-        let cost = leases.facts.cost.load(Relaxed).max(1);
+        let cost = leases.facts.cost().unwrap_or(1).max(1);
         let denied = leases.denied.swap(0, Relaxed);
         self.demand.settled += u64::from(denied) * u64::from(cost);
         self.measure(leases, now);
@@ -295,7 +295,7 @@ impl Books {
 
     /// Makes sure that a purse is free, by settling what is spent or will not be before its end.
     fn make_room(&mut self, leases: &Leases, now: Moment) {
-        let cost = leases.facts.cost.load(Relaxed);
+        let cost = leases.facts.cost().unwrap_or(1);
         for at in 0..self.held.len() {
             let Some(purse) = leases.purses.get(at) else { continue };
             if purse.left() < cost.max(1) || purse.is_late(now) {
@@ -355,7 +355,7 @@ impl Books {
         }
         let took = micros(now.since(held.since));
         let at_that_pace = (u128::from(took) * u128::from(held.granted)).checked_div(u128::from(used));
-        let cost = leases.facts.cost.load(Relaxed);
+        let cost = leases.facts.cost().unwrap_or(1);
         if used < held.granted / 2 {
             self.chunk = self.chunk.min(used.max(cost));
         } else if at_that_pace.is_some_and(|took| took < u128::from(micros(held.life)) / 2) {

@@ -2,8 +2,8 @@
 //!
 //! `word` holds what is left and, above it, a count that changes whenever the purse is closed or filled. A thread
 //! reads the word, then what the lease allows, then swaps the word for one with less left. If the purse was
-//! closed or filled in between, the count has changed and the swap fails, so what it read can not have been of
-//! another lease. All is sequentially consistent: it costs nothing to read, and the order is the one written here.
+//! closed in between, and maybe filled again, the count has changed and the swap fails, so what it read can not have
+//! been of another lease. All is sequentially consistent: it costs nothing to read, and the order is the one written here.
 
 use crate::clock::Moment;
 use std::sync::atomic::Ordering::SeqCst;
@@ -136,6 +136,72 @@ impl Purse {
         self.ends.store(terms.ends.as_micros(), SeqCst);
         self.late.store(terms.late.as_micros(), SeqCst);
         self.spread.store(u64::try_from(terms.spread.as_micros()).unwrap_or(u64::MAX), SeqCst);
-        self.word.fetch_add(COUNT + u64::from(terms.granted), SeqCst);
+        self.word.fetch_add(u64::from(terms.granted), SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terms(spread: u64) -> Terms {
+        Terms {
+            granted: 10,
+            remaining: 5,
+            start: Moment::from_micros(1_000),
+            ends: Moment::from_micros(3_000),
+            late: Moment::from_micros(2_500),
+            spread: Duration::from_micros(spread),
+        }
+    }
+
+    #[test]
+    fn a_swap_that_read_another_lease_fails() {
+        let purse = Purse::default();
+        let mut words = std::collections::HashSet::new();
+        for _ in 0..100 {
+            purse.fill(&terms(0));
+            assert!(words.insert(purse.word.load(SeqCst)), "the same lease is not the same word");
+            assert_eq!(purse.close(), 10);
+        }
+        // The count begins anew when it is full.
+        purse.word.store(u64::MAX, SeqCst);
+        assert_eq!((purse.close(), purse.word.load(SeqCst)), (u32::MAX, 0));
+    }
+
+    #[test]
+    fn a_spread_lease_is_spent_along_its_line() {
+        let purse = Purse::default();
+        purse.fill(&terms(900));
+        let until = |micros| Err(Short::Until(Moment::from_micros(micros)));
+        for (at, cost, expected) in [
+            (1_000, 1, until(1_090)),
+            (1_089, 1, until(1_090)),
+            (1_090, 1, Ok(9)),
+            (1_090, 1, until(1_180)),
+            (1_359, 3, until(1_360)),
+            (1_360, 3, Ok(6)),
+            (1_360, 7, Err(Short::Empty)),
+            (1_900, 6, Ok(0)),
+            (1_900, 1, Err(Short::Empty)),
+        ] {
+            let spent = purse.spend(Moment::from_micros(at), cost).map(|spent| spent.left);
+            assert_eq!(spent, expected, "{cost} at {at}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_spent_before_a_lease_or_after_it() {
+        let purse = Purse::default();
+        let at = Moment::from_micros;
+        for cost in [0, 1] {
+            assert_eq!(purse.spend(at(1_000), cost), Err(Short::Empty), "never filled");
+        }
+        purse.fill(&terms(0));
+        assert_eq!(purse.spend(at(2_499), 1), Ok(Spent { left: 9, granted: 10, remaining: 5, late: false }));
+        assert_eq!(purse.spend(at(2_500), 0).map(|spent| spent.late), Ok(true));
+        assert_eq!(purse.spend(at(3_000), 0), Err(Short::Empty));
+        assert_eq!(purse.close(), 9);
+        assert_eq!(purse.spend(at(2_000), 0), Err(Short::Empty));
     }
 }

@@ -481,6 +481,33 @@ fn a_wish_whose_reply_was_lost_is_sent_again_as_it_was() {
 }
 
 #[test]
+fn what_was_to_go_back_with_a_lost_wish_goes_back_with_the_end() {
+    let mut gateway = Steady::new();
+    gateway.borrow(|_, grant| grant);
+    gateway.now += Steady::LIFE * 3 / 4;
+    // Late, so that it goes back with the next wish.
+    let wish = gateway.leases.borrow(Moment::from_micros(gateway.now), 9, 1).unwrap();
+    assert_eq!(wish.returns, [Return { lease_id: "lease 1".into(), unused: 8 }]);
+    gateway.leases.failed(Moment::from_micros(gateway.now + 1));
+    assert_eq!(gateway.leases.close(Moment::from_micros(gateway.now + 2)), wish.returns);
+    assert!(gateway.leases.is_empty());
+}
+
+#[test]
+fn nothing_is_free_before_the_cost_is_known() {
+    let leases = Leases::default();
+    let now = Moment::from_micros(1);
+    assert_eq!((leases.cost(), leases.spend(now, None)), (None, Spend::Nothing));
+    leases.borrow(now, 1, 1).unwrap();
+    leases.granted(now, Grant { granted: 5, valid_for: HOLD_MOST, leasable: true, ..Grant::default() });
+    assert_eq!(leases.cost(), Some(0), "a class that is never limited");
+    assert!(matches!(
+        leases.spend(now, None),
+        Spend::Decided { verdict: Verdict { denied: None, cost: 0, .. }, .. }
+    ));
+}
+
+#[test]
 fn what_comes_late_is_counted_from_when_it_was_asked_for() {
     let mut late = Grant {
         lease_id: "a".into(),
