@@ -186,7 +186,7 @@ async fn wrong_arguments_are_named() {
         (&["--store-deadline", "soon"], "--store-deadline"),
         (&["--nonsense"], "--nonsense"),
         (&["nonsense"], "nonsense"),
-        (&["check"], "<PATH>"),
+        (&["check"], "<FILE>"),
         (&["ask"], "<KEY>"),
     ] {
         let mut command = Tollgate::command();
