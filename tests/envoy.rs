@@ -2,12 +2,14 @@
 
 mod answers;
 mod check;
+mod docs;
 mod real;
 mod reload;
 mod vectors;
 
 use crate::stores::{Kind, Tested};
 use crate::support::calls::answer;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -28,6 +30,7 @@ use tonic::transport::{Channel, Endpoint};
 /// A server in this process, by a clock that the test moves, with its buckets in a store of some kind.
 struct Served {
     client: RateLimitServiceClient<Channel>,
+    address: SocketAddr,
     server: JoinHandle<()>,
     store: Tested,
     folder: TempDir,
@@ -63,7 +66,7 @@ impl Served {
         });
         let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
         let client = RateLimitServiceClient::new(answer(endpoint.connect()).await.unwrap());
-        Self { client, server, store, folder }
+        Self { client, address, server, store, folder }
     }
 
     /// Where its files are.

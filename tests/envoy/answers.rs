@@ -2,9 +2,14 @@
 
 use super::{Served, descriptor, given_back, hits};
 use crate::stores::{Kind, kinds};
+use crate::support::Tollgate;
+use crate::support::calls::answer;
+use crate::support::raw;
+use prost::Message as _;
 use tollgate_proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tollgate_proto::envoy::service::ratelimit::v3::RateLimitResponse;
-use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tollgate_proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate_server::clock::Clock;
 use tollgate_server::limit::Timestamp;
 use tonic::Code as Grpc;
@@ -202,4 +207,50 @@ async fn odd_texts_and_numbers_are_decided_like_any_others() {
         let response = served.ask("edge", hundred, 5).await;
         assert!(response.statuses.iter().all(|status| status.limit_remaining == 0));
     }
+}
+
+#[tokio::test]
+async fn nothing_is_done_for_a_caller_that_has_gone() {
+    for kind in kinds() {
+        let (served, _) = served(kind).await;
+        let descriptors = vec![descriptor("user=gone")];
+        let request = RateLimitRequest { domain: "edge".into(), descriptors, hits_addend: 3 };
+        let (path, late) =
+            ("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", [("grpc-timeout", "0n")]);
+        let reply = raw::call(served.address, path, &late, raw::framed(&request.encode_to_vec())).await;
+        assert_eq!(reply.code(), Grpc::DeadlineExceeded, "{reply:?}");
+        let response = served.ask("edge", vec![hits(0, descriptor("user=gone"))], 0).await;
+        assert_eq!(response.statuses[0].limit_remaining, 10);
+    }
+}
+
+#[tokio::test]
+async fn without_an_authority_what_is_sensitive_is_over_the_limit() {
+    let rules = "
+domain: edge
+descriptors:
+  - { key: login, rate_limit: { unit: hour, requests_per_unit: 5, sensitive: true } }
+  - { key: watched, shadow_mode: true, rate_limit: { unit: hour, requests_per_unit: 5, sensitive: true } }
+  - { key: user, rate_limit: { unit: hour, requests_per_unit: 5 } }
+";
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("edge.yaml"), rules).unwrap();
+    let domains = folder.path().display();
+    let store = "{ url: redis+unix:///nowhere/redis.sock }";
+    let server = Tollgate::start(&format!("store: {store}\ndomains: [ {domains} ]\n")).await;
+    let client = RateLimitServiceClient::new(server.caller().await.channel());
+    let ask = async |entries: &[&str]| {
+        let descriptors = entries.iter().map(|entries| descriptor(entries)).collect();
+        let request = RateLimitRequest { domain: "edge".into(), descriptors, hits_addend: 1 };
+        answer(client.clone().should_rate_limit(request)).await.map(tonic::Response::into_inner)
+    };
+    let response = ask(&["user=a", "login=a"]).await.unwrap();
+    assert_eq!(response.overall_code(), Code::OverLimit);
+    let codes: Vec<_> = response.statuses.iter().map(DescriptorStatus::code).collect();
+    assert_eq!(codes, [Code::Ok, Code::OverLimit]);
+    assert_eq!(response.statuses[1].duration_until_reset.as_ref().unwrap().seconds, 1);
+    for others in [&["user=a"][..], &["watched=a"]] {
+        assert_eq!(ask(others).await.unwrap_err().code(), Grpc::Unavailable);
+    }
+    assert_eq!(ask(&["nobody=knows"]).await.unwrap().overall_code(), Code::Ok);
 }
