@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tollgate_server::clock::Clock;
 use tollgate_server::config::{Config, ConfigError};
-use tollgate_server::rules::domain::{Domain, Meter};
+use tollgate_server::rules::domain::Domain;
 use tollgate_server::rules::files::Files;
 use tollgate_server::rules::matcher::By;
 
@@ -12,6 +12,7 @@ use tollgate_server::rules::matcher::By;
 #[derive(clap::Args)]
 pub(crate) struct Check {
     /// A configuration file, the file of a domain, or a folder with such files
+    #[arg(value_name = "FILE")]
     path: PathBuf,
     /// Say which rule a descriptor meets and why, or where it stopped; a backslash before a comma that is part
     /// of a value
@@ -135,30 +136,11 @@ fn walk(domain: &Domain, entries: &[(String, String)]) -> Vec<String> {
             let name = if rule.name.is_empty() { String::new() } else { format!(" ({})", rule.name) };
             match &rule.meter {
                 None => format!("rule {path}{name}: unlimited"),
-                Some(meter) => format!("rule {path}{name}: {}", limit(meter)),
+                Some(meter) => format!("rule {path}{name}: {meter}"),
             }
         }
     });
     lines
-}
-
-/// `5 each 1m, fixed_window, sensitive`
-fn limit(meter: &Meter) -> String {
-    let window = humantime::format_duration(meter.said.window());
-    let limited = &meter.limited;
-    let (requests, burst) = (meter.said.requests, limited.limit.burst());
-    let more = requests > 0 && burst != u64::from(requests);
-    let burst = if more { format!(", burst {burst}") } else { String::new() };
-    let mut text = format!("{requests} each {window}, {}{burst}", limited.algorithm.name);
-    let flags = [
-        (limited.sensitive, ", sensitive"),
-        (limited.penalty.is_some(), ", penalty"),
-        (limited.shadow, ", shadow"),
-        (meter.quota, ", quota"),
-        (meter.charge_denied, ", charged when denied"),
-    ];
-    flags.iter().filter(|(on, _)| *on).for_each(|(_, flag)| text += flag);
-    text
 }
 
 #[cfg(test)]

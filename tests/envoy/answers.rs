@@ -80,6 +80,8 @@ async fn headers_body_and_metadata_say_where_a_caller_stands() {
         assert_eq!(metadata(&response), said);
 
         // The bucket of the same descriptor in another domain is another.
+        let response = served.ask("other", vec![descriptor("user=a")], 10).await;
+        assert_eq!((response.overall_code(), response.statuses[0].limit_remaining), (Code::Ok, 0));
         let response = served.ask("other", vec![descriptor("user=a")], 11).await;
         let expected = "x-limit: 10, x-left: 0, x-reset: 58, content-type: application/json";
         assert_eq!(headers(&response), expected);
