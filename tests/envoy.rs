@@ -3,6 +3,7 @@
 mod answers;
 mod check;
 mod docs;
+mod http;
 mod real;
 mod reload;
 mod vectors;

@@ -18,6 +18,7 @@ const ROOMS: &[&[&str]] = &[
     &["lease"],
     &["engine"],
     &["shed"],
+    &["rls"],
     &["grpc", "http"],
     &["app"],
     &["main", "ask", "banner", "check"],
@@ -27,7 +28,7 @@ const ROOMS: &[&[&str]] = &[
 const PURE: &[&str] = &["algorithm", "penalty", "limit"];
 
 /// The rooms that know of wires.
-const WIRED: &[&str] = &["grpc", "http", "app", "main", "ask", "banner", "check"];
+const WIRED: &[&str] = &["rls", "grpc", "http", "app", "main", "ask", "banner", "check"];
 
 /// Lines and what is wrong with them.
 type Findings = Vec<(usize, String)>;

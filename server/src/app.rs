@@ -4,11 +4,13 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::grpc;
+use crate::http;
 use crate::reload::Reload;
 use crate::shed::Gate;
 use crate::store::{self, Store, StoreError};
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
@@ -25,7 +27,8 @@ pub struct App {
     engine: Arc<Engine>,
     reload: Arc<Reload>,
     store: Arc<dyn Store>,
-    gate: Gate,
+    gate: Arc<Gate>,
+    http: Option<TcpListener>,
 }
 
 /// Makes a server of a configuration. Needs a tokio runtime; does not wait for the store.
@@ -37,7 +40,8 @@ pub fn build(config: Config, clock: Clock) -> Result<App, StoreError> {
     let server = config.server.clone();
     let reload = Arc::new(Reload::new(config, clock));
     let engine = Arc::new(Engine::new(reload.rules(), store.clone(), server.max_key_bytes));
-    Ok(App { engine, reload, store, gate: Gate::new(server.max_in_flight) })
+    let gate = Arc::new(Gate::new(server.max_in_flight));
+    Ok(App { engine, reload, store, gate, http: None })
 }
 
 impl App {
@@ -45,6 +49,12 @@ impl App {
     #[must_use]
     pub fn reload(&self) -> Arc<Reload> {
         self.reload.clone()
+    }
+
+    /// Serves HTTP too, on this listener.
+    #[must_use]
+    pub fn with_http(self, listener: TcpListener) -> Self {
+        Self { http: Some(listener), ..self }
     }
 
     /// Serves until `shutdown`; then health says so, calls in flight finish, and it returns.
@@ -58,8 +68,14 @@ impl App {
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let (reporter, health) = tonic_health::server::health_reporter();
         report(&reporter, ServingStatus::NotServing).await;
-        let watch = tokio::spawn(watch(self.store.clone(), reporter.clone()));
-        let reload = tokio::spawn(self.reload.watch());
+        let serving = Arc::new(AtomicBool::new(false));
+        let watch = tokio::spawn(watch(self.store.clone(), reporter.clone(), serving.clone()));
+        let reload = tokio::spawn(self.reload.clone().watch());
+
+        let ended = Arc::new(Notify::new());
+        let state =
+            http::State::new(self.engine.clone(), self.gate.clone(), self.reload.clone(), serving.clone());
+        let http = self.http.map(|listener| tokio::spawn(http::serve(state, listener, ended.clone())));
 
         let ending = Notify::new();
         let shutdown = async {
@@ -67,6 +83,8 @@ impl App {
             watch.abort();
             reload.abort();
             report(&reporter, ServingStatus::NotServing).await;
+            serving.store(false, Ordering::Relaxed);
+            ended.notify_one();
             tracing::info!("stopping: calls in flight finish, new connections are refused");
             ending.notify_one();
         };
@@ -79,8 +97,15 @@ impl App {
             }
             tokio::time::sleep(GRACE).await;
         };
+        let serve = async {
+            let served = grpc::serve(self.engine, self.gate, health, listener, shutdown).await;
+            if let Some(http) = http {
+                http.await??;
+            }
+            served
+        };
         tokio::select! {
-            served = grpc::serve(self.engine, self.gate, health, listener, shutdown) => served,
+            served = serve => served,
             () = too_long => {
                 tracing::warn!("calls were still in flight after {GRACE:?}; they are cut off");
                 Ok(())
@@ -90,12 +115,13 @@ impl App {
 }
 
 /// Tells in the health service and in the log whether the store can be asked.
-async fn watch(store: Arc<dyn Store>, reporter: HealthReporter) {
+async fn watch(store: Arc<dyn Store>, reporter: HealthReporter, serving: Arc<AtomicBool>) {
     let mut reached = None;
     loop {
         let answer = store.ping().await;
         if reached != Some(answer.is_ok()) {
             reached = Some(answer.is_ok());
+            serving.store(answer.is_ok(), Ordering::Relaxed);
             match &answer {
                 Ok(()) => {
                     tracing::info!("the store is reached: serving");

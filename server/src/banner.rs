@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use tollgate_server::config::Config;
 
-/// Prints to standard output. `grpc` is the real address, whatever port was asked for.
-pub(crate) fn print(config: &Config, grpc: SocketAddr) {
+/// Prints to standard output. The addresses are the real ones, whatever port was asked for.
+pub(crate) fn print(config: &Config, grpc: SocketAddr, http: SocketAddr) {
     println!("tollgate {}", env!("CARGO_PKG_VERSION"));
     println!("  grpc     {grpc}");
-    println!("  http     {} (nothing listens there yet)", config.server.http);
+    println!("  http     {http}");
     println!("  store    {}", config.store.url);
     println!("  rules    {}", config.source);
     for rule in config.rules.iter() {

@@ -29,12 +29,11 @@ const MAX_STREAMS: u32 = 1024;
 /// The transport broke down.
 pub(crate) async fn serve(
     engine: Arc<Engine>,
-    gate: Gate,
+    gate: Arc<Gate>,
     health: HealthServer<impl Health>,
     listener: TcpListener,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let gate = Arc::new(gate);
     let native = native::Native::new(engine.clone(), gate.clone());
     let envoy = envoy_rls::Rls::new(engine, gate);
     let reflection = || {

@@ -76,10 +76,12 @@ async fn serve(arguments: &Serve) -> anyhow::Result<()> {
     let address = config.server.grpc;
     let listener =
         TcpListener::bind(address).await.with_context(|| format!("grpc: can not listen on {address}"))?;
-    banner::print(&config, listener.local_addr()?);
-    tracing::info!("nothing listens on the http address {} yet", config.server.http);
+    let address = config.server.http;
+    let http =
+        TcpListener::bind(address).await.with_context(|| format!("http: can not listen on {address}"))?;
+    banner::print(&config, listener.local_addr()?, http.local_addr()?);
 
-    let app = app::build(config, Clock::system())?;
+    let app = app::build(config, Clock::system())?.with_http(http);
     let reload = app.reload().asked();
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {

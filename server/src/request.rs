@@ -229,6 +229,8 @@ pub struct Joined {
     pub domain: Option<Arc<Domain>>,
     /// The path of the rule that denied, if the call is denied.
     pub denied_by: Option<String>,
+    /// Was there no authority, so that what is sensitive was denied?
+    pub unavailable: bool,
     /// One for each descriptor, in their order.
     pub statuses: Vec<Status>,
 }

@@ -70,12 +70,12 @@ fn a_descriptor_is_explained() {
         (
             "edge/user=eve",
             "user=eve: by its key, whatever the value\n\
-             rule user: 5 each 1m, token_bucket, burst 9, sensitive\n",
+             rule user: 5 each minute, token_bucket, burst 9, sensitive\n",
         ),
         (
             "edge/user=eve,path=/api/v1",
             "user=eve: by its key, whatever the value\npath=/api/v1: by the wildcard \"/api/*\"\n\
-             rule user,path=/api/* (api): 7 each 1h, fixed_window\n",
+             rule user,path=/api/* (api): 7 each hour, fixed_window\n",
         ),
         (
             "edge/user=bob,path=/api/v1",

@@ -87,14 +87,14 @@ async fn tollgate(folder: &Path, port: u16, store: &str) -> Process {
     tollgate
 }
 
-struct Reply {
-    status: u16,
+pub(super) struct Reply {
+    pub(super) status: u16,
     headers: BTreeMap<String, String>,
-    body: String,
+    pub(super) body: String,
 }
 
 impl Reply {
-    fn header(&self, name: &str) -> &str {
+    pub(super) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
 }
@@ -102,7 +102,11 @@ impl Reply {
 /// Nothing if it can not be had.
 async fn get(at: SocketAddr, path: &str, user: Option<&str>) -> Option<Reply> {
     let user = user.map_or_else(String::new, |user| format!("x-user: {user}\r\n"));
-    let request = format!("GET {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n{user}\r\n");
+    exchange(at, &format!("GET {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n{user}\r\n")).await
+}
+
+/// What an HTTP/1.1 server answers before it closes the connection; nothing if it can not be asked.
+pub(super) async fn exchange(at: SocketAddr, request: &str) -> Option<Reply> {
     let exchange = async {
         let mut stream = TcpStream::connect(at).await?;
         stream.write_all(request.as_bytes()).await?;

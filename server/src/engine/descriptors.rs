@@ -46,7 +46,7 @@ impl Engine {
         let rules = self.rules.load_full();
         let Some(domain) = rules.domain(&domain) else {
             let statuses = descriptors.iter().map(|_| Status::Free).collect();
-            return Ok(Joined { domain: None, denied_by: None, statuses });
+            return Ok(Joined { domain: None, denied_by: None, unavailable: false, statuses });
         };
         let met = met(domain, &descriptors)?;
         let (buckets, places) = buckets(domain, &descriptors, &met);
@@ -56,6 +56,7 @@ impl Engine {
         } else {
             self.store.decide(buckets.iter().map(Bucket::hit).collect(), deadline).await
         };
+        let unavailable = decisions.is_err();
         let decisions = match decisions {
             Ok(decisions) => decisions,
             // Without an authority whatever is sensitive is denied; the rest is not known to be over.
@@ -79,7 +80,7 @@ impl Engine {
             },
         };
         let statuses = met.into_iter().zip(places).map(status).collect();
-        Ok(Joined { domain: Some(domain.clone()), denied_by, statuses })
+        Ok(Joined { domain: Some(domain.clone()), denied_by, unavailable, statuses })
     }
 }
 

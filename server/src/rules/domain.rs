@@ -7,6 +7,7 @@ use super::matcher::Node;
 use super::unit::Unit;
 use crate::algorithm::{Algorithm, BY_CALENDAR};
 use crate::limit::{Cost, Limit, LimitError, Rate};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -139,5 +140,28 @@ impl Meter {
             wait: false,
         };
         Ok(Self { said, limited, quota: false, charge_denied: false })
+    }
+}
+
+/// One line for people: `5 each minute, token_bucket, burst 9, sensitive`.
+impl fmt::Display for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { said, limited, quota, charge_denied } = self;
+        let window = match (said.multiplier, said.unit.name()) {
+            (None | Some(1), unit) => unit.to_owned(),
+            (Some(units), unit) => format!("{units} {unit}s"),
+        };
+        write!(f, "{} each {window}, {}", said.requests, limited.algorithm.name)?;
+        if said.requests > 0 && limited.limit.burst() != u64::from(said.requests) {
+            write!(f, ", burst {}", limited.limit.burst())?;
+        }
+        let flags = [
+            (limited.sensitive, ", sensitive"),
+            (limited.penalty.is_some(), ", penalty"),
+            (limited.shadow, ", shadow"),
+            (*quota, ", quota"),
+            (*charge_denied, ", charged when denied"),
+        ];
+        flags.iter().filter(|(on, _)| *on).try_for_each(|(_, flag)| f.write_str(flag))
     }
 }

@@ -1,0 +1,89 @@
+//! HTTP: what Envoy's rate limit service serves beside gRPC.
+
+mod json;
+
+use crate::engine::Engine;
+use crate::reload::Reload;
+use crate::shed::Gate;
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, State as Of};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use std::fmt::Write as _;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+
+/// No body is larger, in bytes.
+const MOST_BYTES: usize = 1 << 20;
+
+/// What the answers are made of.
+#[derive(Clone)]
+pub(crate) struct State {
+    engine: Arc<Engine>,
+    gate: Arc<Gate>,
+    reload: Arc<Reload>,
+    serving: Arc<AtomicBool>,
+    messages: json::Messages,
+}
+
+impl State {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        gate: Arc<Gate>,
+        reload: Arc<Reload>,
+        serving: Arc<AtomicBool>,
+    ) -> Self {
+        Self { engine, gate, reload, serving, messages: json::Messages::default() }
+    }
+}
+
+/// Serves on `listener` until it ended, then finishes what is in flight.
+///
+/// # Errors
+/// The transport broke down.
+pub(crate) async fn serve(state: State, listener: TcpListener, ended: Arc<Notify>) -> io::Result<()> {
+    let router = Router::new()
+        .route("/json", post(json::decide))
+        .route("/healthcheck", get(healthcheck))
+        .route("/rlconfig", get(rlconfig))
+        .layer(DefaultBodyLimit::max(MOST_BYTES))
+        .with_state(state);
+    axum::serve(listener, router).with_graceful_shutdown(async move { ended.notified().await }).await
+}
+
+/// Can it decide?
+async fn healthcheck(Of(state): Of<State>) -> (StatusCode, &'static str) {
+    if state.serving.load(Ordering::Relaxed) {
+        (StatusCode::OK, "OK")
+    } else {
+        (StatusCode::INTERNAL_SERVER_ERROR, "the store can not be asked")
+    }
+}
+
+/// What is loaded, since when, and what is wrong: for people.
+async fn rlconfig(Of(state): Of<State>) -> String {
+    let mut text = String::new();
+    for (path, read) in state.reload.files().iter() {
+        // Writing to a string can not fail.
+        if let Some(domain) = &read.domain {
+            let since = humantime::format_rfc3339_seconds(
+                std::time::UNIX_EPOCH + std::time::Duration::from_micros(read.since.as_micros()),
+            );
+            writeln!(text, "# {}: domain {:?}, since {since}", path.display(), domain.name)
+                .unwrap_or_default();
+            let mut rules = domain.tree.rules();
+            rules.sort_by(|a, b| a.path.cmp(&b.path));
+            for rule in rules {
+                let limit = rule.meter.as_ref().map_or("unlimited".to_owned(), ToString::to_string);
+                writeln!(text, "{}/{}: {limit}", domain.name, rule.path).unwrap_or_default();
+            }
+        }
+    }
+    for wrong in state.reload.files().wrong() {
+        writeln!(text, "# wrong: {wrong}").unwrap_or_default();
+    }
+    text
+}
