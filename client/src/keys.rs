@@ -2,13 +2,11 @@
 
 use crate::fallback;
 use crate::leases::Leases;
-use papaya::Equivalent as _;
 use parking_lot::Mutex;
-use std::cell::RefCell;
-use std::hash::{BuildHasher as _, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use tokio::sync::Notify;
 
 /// A bucket as this gateway knows it.
@@ -16,9 +14,6 @@ use tokio::sync::Notify;
 pub(crate) struct Key {
     pub(crate) name: Box<str>,
     pub(crate) class: Box<str>,
-    /// Of its names, by the map that it is of.
-    hash: u64,
-    map: usize,
     pub(crate) leases: Leases,
     /// For the time without the service.
     pub(crate) alone: fallback::Bucket,
@@ -86,39 +81,10 @@ impl papaya::Equivalent<Arc<Key>> for Name<'_> {
 
 type Hashing = foldhash::quality::RandomState;
 
-/// Numbers the maps.
-static MAPS: AtomicUsize = AtomicUsize::new(0);
-
-/// Keys that a thread keeps near.
-const NEAR: usize = 64;
-
-/// Of so many looks that go past what is near, one brings it near: of keys that are asked for seldom, few do.
-const PASSES: u8 = 8;
-
-/// The keys that this thread has looked for: found again without touching what other threads touch, which would be
-/// half of what a decision takes. A key that was dropped from its map is not found here either.
-struct Near {
-    keys: [Option<Arc<Key>>; NEAR],
-    passed: u8,
-}
-
-thread_local! {
-    static NEAREST: RefCell<Near> = const { RefCell::new(Near { keys: [const { None }; NEAR], passed: 0 }) };
-}
-
-impl Near {
-    /// The place where a key of this hash is, if it is near.
-    fn place(&mut self, hash: u64) -> Option<&mut Option<Arc<Key>>> {
-        self.keys.get_mut(usize::from(hash.to_le_bytes()[0]) % NEAR)
-    }
-}
-
 /// At most so many keys. A full map drops, of [`LOOKED_AT`] keys in turn, the one that was used longest ago.
 #[derive(Debug)]
 pub(crate) struct Keys {
     map: papaya::HashSet<Arc<Key>, Hashing>,
-    hashing: Hashing,
-    id: usize,
     /// The same keys, to go round. Whoever adds or drops one holds this.
     ring: Mutex<Ring>,
     most: usize,
@@ -134,35 +100,13 @@ const LOOKED_AT: usize = 16;
 
 impl Keys {
     pub(crate) fn new(most: usize) -> Self {
-        let hashing = Hashing::default();
-        let map = papaya::HashSet::with_hasher(hashing.clone());
-        Self { map, hashing, id: MAPS.fetch_add(1, Relaxed), ring: Mutex::default(), most }
+        Self { map: papaya::HashSet::with_hasher(Hashing::default()), ring: Mutex::default(), most }
     }
 
     /// Does something with a key, if it is known.
     pub(crate) fn with<T>(&self, key: &str, class: &str, look: impl FnOnce(&Arc<Key>) -> T) -> Option<T> {
-        let name = Name { key, class };
-        let hash = self.hashing.hash_one(name);
-        let mut look = Some(look);
-        let near = NEAREST.try_with(|near| {
-            // Taken already if looking has led to another look.
-            let mut near = near.try_borrow_mut().ok()?;
-            near.passed = near.passed.wrapping_add(1);
-            let is_to_come_near = near.passed % PASSES == 0;
-            let place = near.place(hash)?;
-            let is_it = |near: &&Arc<Key>| near.hash == hash && near.map == self.id && !near.is_dropped();
-            if let Some(key) = place.as_ref().filter(is_it).filter(|near| name.equivalent(near)) {
-                return look.take().map(|look| look(key));
-            }
-            if is_to_come_near || place.as_ref().is_none_or(|near| near.is_dropped()) {
-                place.clone_from(&self.map.pin().get(&name).cloned());
-            }
-            None
-        });
-        match near {
-            Ok(Some(found)) => Some(found),
-            _ => self.map.pin().get(&name).and_then(|key| look.take().map(|look| look(key))),
-        }
+        let map = self.map.pin();
+        map.get(&Name { key, class }).map(look)
     }
 
     /// The key, from now on known.
@@ -178,8 +122,6 @@ impl Keys {
         let new = Arc::new(Key {
             name: key.into(),
             class: class.into(),
-            hash: self.hashing.hash_one(Name { key, class }),
-            map: self.id,
             leases: Leases::default(),
             alone: fallback::Bucket::default(),
             rule,
@@ -253,23 +195,6 @@ mod tests {
         assert!(!Arc::ptr_eq(&read, &keys.get("k", "write", rule)));
         assert!(!Arc::ptr_eq(&keys.get("ab", "c", rule), &keys.get("a", "bc", rule)));
         assert!(keys.with("other", "read", |_| ()).is_none());
-    }
-
-    #[test]
-    fn what_is_near_is_of_its_map_and_gone_when_it_is_dropped() {
-        let (one, other) = (Keys::new(1), Keys::new(1));
-        let first = one.get("k", "c", rule);
-        for _ in 0..3 * u32::from(PASSES) {
-            assert!(Arc::ptr_eq(&one.get("k", "c", rule), &first));
-            assert!(other.with("k", "c", |_| ()).is_none());
-        }
-        one.get("another", "c", rule);
-        assert!(one.with("k", "c", |_| ()).is_none());
-        let second = one.get("k", "c", rule);
-        assert!(!Arc::ptr_eq(&first, &second));
-        for _ in 0..3 * u32::from(PASSES) {
-            assert!(one.with("k", "c", |key| Arc::ptr_eq(key, &second)).unwrap());
-        }
     }
 
     #[test]
