@@ -2,7 +2,7 @@
 //!
 //! Two purses of tokens, so that the next lease can arrive before the last one is spent. [`Leases::spend`] decides
 //! a call from them and takes no lock; everything else (when to borrow and how much, what a reply brings, what
-//! goes back) is slow, rare, and behind the lock of [`books`].
+//! goes back) is slow, rare, and behind a lock, in `books.rs`.
 //!
 //! Nothing here knows a clock or a network: time is an argument, a [`Wish`] is to be sent by somebody, and a
 //! [`Grant`] is what came back. So a simulator drives the same code as a gateway does.
