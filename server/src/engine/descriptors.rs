@@ -26,7 +26,6 @@ enum Met<'r> {
 
 /// One bucket of a call, and all that its descriptors do to it: a store has to see it as one.
 struct Bucket<'r> {
-    name: BucketName,
     meter: Cow<'r, Meter>,
     /// What the log calls it.
     rule: Option<&'r Arc<DomainRule>>,
@@ -49,12 +48,13 @@ impl Engine {
             return Ok(Joined { domain: None, denied_by: None, unavailable: false, statuses });
         };
         let met = met(domain, &descriptors)?;
-        let (buckets, places) = buckets(domain, &descriptors, &met);
+        let Plan { names, buckets, places } = Plan::new(domain, &descriptors, &met);
 
         let decisions = if buckets.is_empty() {
             Ok(Vec::new())
         } else {
-            self.store.decide(buckets.iter().map(Bucket::hit).collect(), deadline).await
+            let hits = buckets.iter().zip(names).map(|(bucket, name)| bucket.hit(name)).collect();
+            self.store.decide(hits, deadline).await
         };
         let unavailable = decisions.is_err();
         let decisions = match decisions {
@@ -150,31 +150,43 @@ impl<'r> Met<'r> {
     }
 }
 
-/// The buckets that are met, each once, and for each descriptor the place of its own.
-fn buckets<'r>(
-    domain: &Domain,
-    descriptors: &[Descriptor],
-    met: &[Met<'r>],
-) -> (Vec<Bucket<'r>>, Vec<Option<usize>>) {
-    let mut buckets: Vec<Bucket<'r>> = Vec::with_capacity(met.len());
-    let mut places = Vec::with_capacity(met.len());
-    for (descriptor, met) in descriptors.iter().zip(met) {
-        let Met::Limit { rule, meter } = met else {
-            places.push(None);
-            continue;
-        };
-        let name = name(domain, descriptor, *rule, meter);
-        let place = buckets.iter().position(|bucket| bucket.name == name).unwrap_or_else(|| {
-            let (meter, rule) = (meter.clone(), *rule);
-            buckets.push(Bucket { name, meter, rule, taken: 0, given_back: 0 });
-            buckets.len() - 1
-        });
-        if let Some(bucket) = buckets.get_mut(place) {
-            bucket.join(meter, descriptor.hits);
+/// What is to be decided: the buckets that are met, each once.
+struct Plan<'r> {
+    names: Vec<BucketName>,
+    buckets: Vec<Bucket<'r>>,
+    /// For each descriptor the place of its bucket.
+    places: Vec<Option<usize>>,
+}
+
+impl<'r> Plan<'r> {
+    fn new(domain: &Domain, descriptors: &[Descriptor], met: &[Met<'r>]) -> Self {
+        let room = met.len();
+        let (names, buckets) = (Vec::with_capacity(room), Vec::with_capacity(room));
+        let mut all = Self { names, buckets, places: Vec::with_capacity(room) };
+        for (descriptor, met) in descriptors.iter().zip(met) {
+            let place = match met {
+                Met::Nothing | Met::Unlimited(_) => None,
+                Met::Limit { rule, meter } => {
+                    let place = all.place(name(domain, descriptor, *rule, meter), *rule, meter.clone());
+                    if let Some(bucket) = all.buckets.get_mut(place) {
+                        bucket.join(meter, descriptor.hits);
+                    }
+                    Some(place)
+                }
+            };
+            all.places.push(place);
         }
-        places.push(Some(place));
+        all
     }
-    (buckets, places)
+
+    /// Where the bucket of that name is, which is new if need be.
+    fn place(&mut self, name: BucketName, rule: Option<&'r Arc<DomainRule>>, meter: Cow<'r, Meter>) -> usize {
+        self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
+            self.names.push(name);
+            self.buckets.push(Bucket { meter, rule, taken: 0, given_back: 0 });
+            self.names.len() - 1
+        })
+    }
 }
 
 /// A limit of the request's own has a bucket apart from that of the rule, one for each window.
@@ -202,7 +214,7 @@ impl Bucket<'_> {
         }
     }
 
-    fn hit(&self) -> Hit {
+    fn hit(&self, bucket: BucketName) -> Hit {
         let Meter { said, limited, quota, charge_denied } = &*self.meter;
         let take = self.taken.saturating_sub(self.given_back);
         let give_back = self.given_back.saturating_sub(self.taken);
@@ -222,7 +234,7 @@ impl Bucket<'_> {
             ),
         };
         Hit {
-            bucket: self.name.clone(),
+            bucket,
             limit: limited.limit,
             algorithm: limited.algorithm,
             want: Want::exactly(Cost::new(wish)),
