@@ -7,7 +7,8 @@
 //!
 //! Synthetic time ends no key of a Redis, so what has ended is dropped by hand: leases always, buckets where
 //! rules change (elsewhere a bucket that has ended must read like a new one, dropped or not). And when the
-//! clock steps back, it stays behind what has ended: no store promises to bring that back.
+//! clock steps back, it stays behind what has ended: no store promises to bring that back. Nor is what Redis keeps for
+//! up to a second after its end compared where rules change: by then memory has forgotten it.
 
 mod traces;
 

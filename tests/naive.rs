@@ -79,7 +79,9 @@ impl Naive {
             match decision.denied {
                 Some(Reason::Blocked) => {}
                 Some(Reason::OverLimit) => {
-                    if let Charge::Always(cost) = ask.charge {
+                    if let Charge::Always(cost) = ask.charge
+                        && cost > Cost::ZERO
+                    {
                         let replaced = decision.replaced;
                         let mut usage = self.bucket(ask);
                         usage.take(&ask.limit, now, cost.get());
