@@ -1,7 +1,8 @@
 //! How Redis is asked: once a decision or less, whatever it has forgotten, and nobody gets another's answer.
 
-use crate::stores::{Ask, at_once, config, each_on_redis, kinds, left, limit, once};
+use crate::stores::{Ask, at_once, config, each_on_redis, kinds, left, limit, named, once};
 use futures_util::future::join_all;
+use std::time::Duration;
 use tollgate_server::clock::Clock;
 use tollgate_server::config::StoreConfig;
 use tollgate_server::limit::Cost;
@@ -136,6 +137,64 @@ async fn everybody_gets_their_own_answer() {
             }
         });
         at_once(calls).await;
+    }
+}
+
+/// What is stored there was not written by any version of this: each of it once spoilt the answers of all.
+#[tokio::test]
+async fn an_odd_value_spoils_its_own_call_only() {
+    for tested in each_on_redis(&Clock::system()).await {
+        let url = tested.redis.as_ref().unwrap().url();
+        let store = connect(&StoreConfig { connections: 1, ..config(&url) }, Clock::system()).unwrap();
+        let word = |n: u64| [&[0xcf][..], &n.to_be_bytes()].concat();
+        let odd = 17_999_999_999.5_f64.to_be_bytes();
+        let states = [
+            // Tag, end, and three words of five; a half; one below zero; one too many.
+            [&[1][..], &word(9), &word(1 << 52), &word(9), &word(9)].concat(),
+            [&[1][..], &word(9), &[0xcb], &odd, &[9, 9, 0, 0]].concat(),
+            [&[1][..], &word(9), &[0xff], &[9, 9, 0, 0]].concat(),
+            [&[1][..], &word(9), &word(u64::MAX), &word(9), &[9, 0, 0]].concat(),
+        ];
+        let mut asks = Vec::new();
+        for (n, state) in states.iter().enumerate() {
+            tested.set(&format!("rl:{{odd {n}}}:c").replace(' ', "%20"), state).await;
+            asks.push(Ask::new(&format!("odd {n}"), "c", once(5), 1));
+        }
+        tested.command_of(&["ZADD", "rl:{log}:c", "1.5", "0000000000000001:1"]).await;
+        asks.push(Ask::new("log", "c", once(5), 1).by(named("sliding_log")));
+        let odd = asks.len();
+        asks.extend((0..8).map(|n| Ask::new(&format!("key {n}"), "c", once(5), 1)));
+        let calls = asks.iter().map(|ask| store.decide(vec![ask.hit()], None));
+        for (n, decided) in join_all(calls).await.into_iter().enumerate() {
+            match decided {
+                Err(StoreError::Failed(_)) => assert!(n < odd, "{}: {n}", tested.name),
+                decided => {
+                    assert_eq!((n >= odd, decided.unwrap()[0].remaining), (true, 4), "{}: {n}", tested.name);
+                }
+            }
+        }
+    }
+}
+
+/// A bucket that can not be read leaves the lease as it is.
+#[tokio::test]
+async fn a_settlement_that_fails_can_be_made_again() {
+    for tested in each_on_redis(&Clock::system()).await {
+        let lease = Ask::new("k", "c", once(5), 1).leased(3, Duration::from_secs(60));
+        lease.of(&*tested.store).await;
+        let bucket = "rl:{k}:c";
+        tested.command_of(&["RENAME", bucket, "aside"]).await;
+        tested.set(bucket, "Å".as_bytes()).await;
+        assert!(tested.store.settle(lease.settlement(3), None).await.is_err(), "{}", tested.name);
+        tested.command_of(&["RENAME", "aside", bucket]).await;
+        assert_eq!(tested.store.settle(lease.settlement(3), None).await, Ok(Cost::new(3)), "{}", tested.name);
+    }
+}
+
+#[tokio::test]
+async fn a_call_of_nothing_is_answered_with_nothing() {
+    for tested in each_on_redis(&Clock::system()).await {
+        assert_eq!(tested.store.decide(Vec::new(), None).await, Ok(Vec::new()), "{}", tested.name);
     }
 }
 

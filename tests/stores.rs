@@ -1,7 +1,7 @@
 //! What the tests of stores share: one store of each kind, and what one is asked.
 
-use crate::support::{Engine, Redis, engines};
-use deadpool_redis::redis::FromRedisValue as _;
+use crate::support::{DEADLINE, Engine, Redis, engines};
+use deadpool_redis::redis::{FromRedisValue as _, cmd};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Barrier;
@@ -37,6 +37,17 @@ impl Tested {
     /// Says a command to its Redis.
     pub(crate) async fn command(&self, words: &[&str]) -> String {
         String::from_redis_value(self.redis.as_ref().unwrap().command(words).await).unwrap()
+    }
+
+    /// The same, whatever it answers.
+    pub(crate) async fn command_of(&self, words: &[&str]) {
+        self.redis.as_ref().unwrap().command(words).await;
+    }
+
+    /// Puts bytes at a key of its Redis.
+    pub(crate) async fn set(&self, key: &str, bytes: &[u8]) {
+        let mut connection = self.redis.as_ref().unwrap().connection(DEADLINE).await.unwrap();
+        cmd("SET").arg(key).arg(bytes).exec_async(&mut connection).await.unwrap();
     }
 
     /// How often that command was called in its Redis.

@@ -6,7 +6,11 @@
 local function grant(reply)
   if not reply[1] then return nil end
   local total, cost = string.match(reply[1], '^(%d+):(%d+)$')
-  return { at = tonumber(reply[2]), total = tonumber(total), cost = tonumber(cost) }
+  local at = tonumber(reply[2])
+  if not total or #reply[1] > 33 or at % 1 ~= 0 or at < 0 or at > 9007199254740992 then
+    error('a grant that is none', 0)
+  end
+  return { at = at, total = tonumber(total), cost = tonumber(cost) }
 end
 
 local function ranked(key, rank)

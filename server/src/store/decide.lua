@@ -2,8 +2,8 @@
 -- store/memory.rs. Put before this text are `div_ceil`, `whole`, `level`, `window`, `algorithms` (by tag)
 -- and `strike`, from the .lua files of their rooms.
 --
--- KEYS: buckets first, then what else is read (blocks, leases that end), then what is not (strikes, new
--- leases). Each is there once, and is told below by its place.
+-- KEYS: buckets first, then what else is read at once (blocks, leases that end), then what is not (strikes,
+-- which are read where there is one to count, and new leases). Each is there once, and is told by its place.
 -- ARGV[1], msgpack: { now, linger, buckets, reads, asks, calls }
 --   now      microseconds since 1970, or 0: ask this server's clock
 --   linger   milliseconds that keys outlive their use, for tests with a clock of their own
@@ -28,6 +28,8 @@
 
 local ALLOWED, OVER, BLOCKED, FAILED, REPLACED = 0, 1, 2, 3, 4
 local HIT, SETTLEMENT = 5, 4
+-- Five words of 2^53.
+local LARGEST = 45035996273704960
 
 local call, pack = redis.call, cmsgpack.pack
 
@@ -76,8 +78,12 @@ local function put(key, value, micros)
   call('SET', key, value, set_end, whole(end_after(micros)))
 end
 
+-- Where the calls are being read: the next one, and of the one that is being decided its number, where it starts
+-- and how many hits it has.
+local at, number, start, hits = 1, 0, 0, 0
+
 -- By place: what was stored, and of buckets what is known since. A bucket is read once and written once, however
--- many calls of the batch are on it: `asked` tells what for, `resets` when it is as good as new if it has to be
+-- many calls of the batch are on it (a log, which keeps more than words, is looked at and added to by each): `asked` tells what for, `resets` when it is as good as new if it has to be
 -- written, `ends` when the stored one ends.
 local stored = call('MGET', unpack(KEYS, 1, read_count))
 local states, asked, resets, ends = {}, {}, {}, {}
@@ -124,6 +130,11 @@ local function read_bucket(place, ask)
   if packed then
     local written_by, ends_at, a, b, c, d, e = cmsgpack.unpack(packed)
     if written_by == ask.tag then
+      -- What was not written here spoils its own call, before it gets into the answers of all.
+      if a % 1 + b % 1 + c % 1 + d % 1 + e % 1 ~= 0 or a < 0 or b < 0 or c < 0 or d < 0 or e < 0
+        or a + b + c + d + e > LARGEST then
+        error('the state of ' .. KEYS[place] .. ' is none', 0)
+      end
       ends[place] = ends_at
       return { a, b, c, d, e }
     end
@@ -147,16 +158,16 @@ local function state_of(place, ask)
   return state
 end
 
-local function blocked_until(block)
-  local text = stored[block]
-  -- Up to 16 digits are exact; anything else was not written here.
+-- The number that is stored there, or 0. Up to 16 digits are exact; anything else was not written here.
+local function number_at(place)
+  local text = stored[place]
   if text and #text <= 16 and string.match(text, '^%d+$') then return tonumber(text) end
   return 0
 end
 
 -- Returns until when the key is blocked then.
 local function count_strikes(penalty, block, strikes, more)
-  local record = { count = 0, forgotten = 0, blocked_until = blocked_until(block) }
+  local record = { count = 0, forgotten = 0, blocked_until = number_at(block) }
   local before = call('MGET', KEYS[strikes])[1]
   if before and #before <= 27 then
     local count, forgotten = string.match(before, '^(%d+) (%d+)$')
@@ -187,7 +198,7 @@ local function judge(hit, ask)
     return ALLOWED, 0, remaining, 0, reset_after, wait, state
   end
   local block, ends_at = calls[hit + 2], 0
-  if stored[block] then ends_at = blocked_until(block) end
+  if stored[block] then ends_at = number_at(block) end
   if ask.reported > 0 and ends_at <= now then
     ends_at = count_strikes(ask.penalty, block, calls[hit + 3], ask.reported)
   end
@@ -204,7 +215,13 @@ local function lend(lease, ask, granted, reset_after)
   put(KEYS[lease], whole(granted), valid_for)
 end
 
+-- What a call of several hits has charged, should one of them fail.
+local undo = {}
+
 local function charge(bucket, ask, state, tokens, reset_after)
+  if hits > 1 then
+    undo[#undo + 1] = { bucket, resets[bucket], state.replaced, state[1], state[2], state[3], state[4], state[5] }
+  end
   ask.charge(ask.limit, state, now, tokens)
   if state.replaced then state.replaced = nil end
   resets[bucket] = reset_after
@@ -229,8 +246,9 @@ local function commit(hit, ask, held_up, code, granted, remaining, retry_after, 
       local _
       _, granted, remaining, _, reset_after, wait = ask.decide(ask.limit, state, now, 0, 0)
     elseif granted > 0 then
-      charge(calls[hit + 1], ask, state, granted, reset_after)
+      -- First what can fail: a lease that is not filed is not paid for.
       if ask.valid_for > 0 then lend(calls[hit + 4], ask, granted, reset_after) end
+      charge(calls[hit + 1], ask, state, granted, reset_after)
     end
     rows[size + 1], rows[size + 2], rows[size + 3], rows[size + 4], rows[size + 5] =
       ALLOWED + replaced, granted, remaining, reset_after, wait
@@ -283,8 +301,10 @@ end
 local function settle_call(at)
   local ask, unused, lease, bucket = unpack(calls, at, at + SETTLEMENT - 1)
   ask = asks[ask]
-  local outstanding, credited = tonumber(stored[lease] or 0), 0
+  local outstanding, credited = number_at(lease), 0
   if outstanding > 0 then
+    -- A bucket that can not be read leaves the lease as it is.
+    state_of(bucket, ask)
     call('DEL', KEYS[lease])
     stored[lease] = false
     credited = give_back(bucket, ask, math.min(unused, outstanding))
@@ -298,8 +318,7 @@ local function failed(number, error)
   errors[#errors + 1] = { number, type(error) == 'table' and error.err or tostring(error) }
 end
 
--- Calls one function for each call: its number, where it starts and how many hits it has.
-local at, number, start, hits = 1, 0, 0, 0
+-- Calls one function for each call.
 local function each(run)
   local stop = #calls
   while at <= stop do
@@ -311,7 +330,7 @@ end
 
 local before
 local function decide()
-  before = size
+  before, undo = size, {}
   if hits > 0 then decide_call(start, hits) else settle_call(start) end
 end
 
@@ -320,6 +339,12 @@ repeat
   if not ok then
     -- That of the call that has just begun; the others go on.
     failed(number, error)
+    for i = #undo, 1, -1 do
+      local bucket, reset_after, replaced, a, b, c, d, e = unpack(undo[i], 1, 8)
+      local state = states[bucket]
+      resets[bucket], state.replaced = reset_after, replaced
+      if a then state[1], state[2], state[3], state[4], state[5] = a, b, c, d, e end
+    end
     for i = #rows, before + 1, -1 do rows[i] = nil end
     for i = 1, math.max(hits, 1) do rows[before + i] = FAILED end
     size = before + math.max(hits, 1)
