@@ -29,7 +29,7 @@ use lane::{Job, Lane};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
 /// Calls that may wait for a lane.
@@ -45,6 +45,9 @@ pub struct Redis {
     pool: Pool,
     link: Arc<Link>,
     denials: Arc<Denials>,
+    /// The connection of the probe, and from which generation it is. It is kept, since a pool would replace one
+    /// that has died without a word.
+    probing: Mutex<Option<(Connection, u64)>>,
     prefix: String,
     deadline: Duration,
 }
@@ -105,7 +108,15 @@ impl Redis {
             };
             tokio::spawn(lane.run());
         }
-        Ok(Self { queue, pool, link, denials, prefix: config.prefix.clone(), deadline: config.deadline })
+        Ok(Self {
+            queue,
+            pool,
+            link,
+            denials,
+            probing: Mutex::default(),
+            prefix: config.prefix.clone(),
+            deadline: config.deadline,
+        })
     }
 
     async fn ask(&self, call: Call, deadline: Option<Instant>) -> Result<Answer, StoreError> {
@@ -125,6 +136,9 @@ impl Redis {
 #[async_trait]
 impl Store for Redis {
     async fn decide(&self, hits: Vec<Hit>, deadline: Option<Instant>) -> Result<Vec<Decision>, StoreError> {
+        if hits.is_empty() {
+            return Ok(Vec::new());
+        }
         if let [hit] = hits.as_slice()
             && let Some(denied) = self.denials.certain(hit)
         {
@@ -144,32 +158,63 @@ impl Store for Redis {
     }
 
     async fn ping(&self) -> Result<(), StoreError> {
-        let generation = self.link.generation();
-        let probed = self.probe().await;
-        if matches!(probed, Err(StoreError::Unreachable(_))) {
-            self.link.lose(generation);
-            self.denials.forget_all();
+        let mut probing = self.probing.lock().await;
+        if let Some((connection, generation)) = probing.take()
+            && generation == self.link.generation()
+        {
+            match self.probe(&mut probing, connection, generation).await {
+                // It has died meanwhile. Redis may be there again.
+                Err(StoreError::Unreachable(_)) => {}
+                probed => return probed,
+            }
         }
-        probed
+        let generation = self.link.generation();
+        let connection = match self.pool.get().await {
+            Ok(connection) => connection,
+            Err(error) => {
+                self.lose(generation);
+                return Err(unreachable(error));
+            }
+        };
+        self.probe(&mut probing, connection, generation).await
     }
 }
 
 impl Redis {
-    async fn probe(&self) -> Result<(), StoreError> {
-        let mut connection = self.pool.get().await.map_err(unreachable)?;
+    async fn probe(
+        &self,
+        held: &mut Option<(Connection, u64)>,
+        mut connection: Connection,
+        generation: u64,
+    ) -> Result<(), StoreError> {
         let mut probe = PROBE.prepare_invoke();
         probe.key(format!("{}:probe", self.prefix));
-        match timeout(self.deadline, probe.invoke_async::<()>(&mut *connection)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) if error.code().is_some() => Err(StoreError::Failed(error.to_string())),
-            Ok(Err(error)) => Err(lost(&error)),
-            Err(_) => {
-                // An answer that comes too late must not meet another probe.
-                drop(Connection::take(connection));
-                Err(StoreError::Timeout(self.deadline))
+        let error = match timeout(self.deadline, probe.invoke_async::<()>(&mut *connection)).await {
+            Ok(Ok(())) => {
+                *held = Some((connection, generation));
+                return Ok(());
             }
+            Ok(Err(error)) if error.code().is_some() => StoreError::Failed(error.to_string()),
+            Ok(Err(error)) => lost(&error),
+            Err(_) => StoreError::Timeout(self.deadline),
+        };
+        if is_demoted(&error) || matches!(error, StoreError::Unreachable(_)) {
+            self.lose(generation);
         }
+        // An answer that comes too late must not meet another probe.
+        drop(Connection::take(connection));
+        Err(error)
     }
+
+    fn lose(&self, generation: u64) {
+        self.link.lose(generation);
+        self.denials.forget_all();
+    }
+}
+
+/// Is that what a replica says?
+fn is_demoted(error: &StoreError) -> bool {
+    matches!(error, StoreError::Failed(why) if why.contains("READONLY"))
 }
 
 fn lost(error: &RedisError) -> StoreError {

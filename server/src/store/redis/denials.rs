@@ -8,10 +8,13 @@
 //!
 //! Denials that are counted, as those of a class with a penalty, are never remembered: Redis has to count them.
 //!
-//! **What can be wrong.** Tokens that come back by way of another instance, and a limit that is raised there
-//! first, are seen that much later; so is that a key was blocked there, which is denied then for another reason.
-//! What comes back or is blocked by way of this instance is seen at once. When a connection is lost all is
-//! forgotten: Redis may have.
+//! Nor are calls of several hits answered from here: they need to know what all of their buckets hold.
+//!
+//! **What can be wrong.** What others do is seen that much later: tokens that come back by way of another
+//! instance, a limit that is raised there first, a bucket that is removed by hand, by FLUSHALL or by eviction, a
+//! Redis clock that is set forward; and that a key was blocked there, which is denied then for another reason. A
+//! log's `remaining` is that of its last denial. What comes back or is blocked by way of this instance is seen at
+//! once, as long as there is room for it. When a connection is lost all is forgotten: Redis may have.
 //!
 //! **Time.** Redis's clock runs on from the moment of its answer as the clock of this process does. That moment
 //! is known to lie between sending and receiving: what is certain is told from the earlier, how long to wait from
@@ -129,19 +132,20 @@ impl Denials {
         Sent { at: self.clock.now(), turns }
     }
 
-    /// Remembers what was denied, and forgets what no longer holds. `told` is Redis's time.
-    pub(super) fn learn(&self, sent: &Sent, told: Timestamp, call: &Call, answer: &Answer) {
+    /// Remembers what was denied, and forgets what no longer holds. `told` is Redis's time. Without an answer the
+    /// call may have been decided all the same.
+    pub(super) fn settle(&self, sent: &Sent, told: Timestamp, call: &Call, answer: Option<&Answer>) {
         self.forget(call);
         let sight = Sight { sent: sent.at, received: self.clock.now(), told };
-        if let (Call::Decide(hits), Answer::Decided(decided)) = (call, answer) {
+        if let (Call::Decide(hits), Some(Answer::Decided(decided))) = (call, answer) {
             for (hit, told) in hits.iter().zip(decided) {
                 self.see(sent, sight, hit, told);
             }
         }
     }
 
-    /// Forgets where tokens have come back with this call, or may have, should there be no answer.
-    pub(super) fn forget(&self, call: &Call) {
+    /// Forgets where tokens have come back with this call, or may have.
+    fn forget(&self, call: &Call) {
         match call {
             Call::Settle(settlement) => self.came_back(settlement.id.bucket()),
             Call::Decide(hits) => {
@@ -276,3 +280,109 @@ impl Default for Known {
 impl Weigh for Bucket {}
 
 impl Weigh for Key {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::ALL;
+    use crate::limit::{Rate, Want};
+    use crate::name::LeaseId;
+    use crate::request::Settlement;
+
+    const MS: u64 = 1_000;
+    const REDIS_IS_AHEAD: u64 = 77_777;
+
+    fn at(micros: u64) -> Timestamp {
+        Timestamp::from_micros(1_000_000_000 + micros)
+    }
+
+    fn hit() -> Hit {
+        Hit {
+            bucket: BucketName::new("key", "class"),
+            // A token a second, and no more at once.
+            limit: Limit::new(Rate::new(1, Duration::from_secs(1)).unwrap(), 1).unwrap(),
+            algorithm: &ALL[0],
+            want: Want::exactly(Cost::ONE),
+            shadow: false,
+            quota: false,
+            charge: Charge::IfAllowed,
+            strikes: None,
+            lease: None,
+        }
+    }
+
+    /// A bucket that was emptied just now, or a block of ten seconds.
+    fn denial(blocked: bool) -> Answer {
+        let told = if blocked {
+            Told { decision: Decision::blocked(Duration::from_secs(10)), words: None }
+        } else {
+            let decision = Decision {
+                denied: Some(Reason::OverLimit),
+                retry_after: Duration::from_secs(1),
+                reset_after: Duration::from_secs(1),
+                ..Decision::blocked(Duration::ZERO)
+            };
+            Told { decision, words: Some([1_000_000, at(REDIS_IS_AHEAD).as_micros(), 1_000_000, 0, 0]) }
+        };
+        Answer::Decided(vec![told])
+    }
+
+    fn settlement() -> Call {
+        let Hit { bucket, limit, algorithm, .. } = hit();
+        Call::Settle(Settlement { id: LeaseId::fresh(&bucket), limit, algorithm, unused: Cost::ONE })
+    }
+
+    fn call() -> Call {
+        Call::Decide(vec![hit()])
+    }
+
+    #[test]
+    fn it_is_certain_from_when_it_was_sent_and_waited_for_from_when_it_came() {
+        let clock = Clock::manual(at(0));
+        for (blocked, certain_for, rest) in [(false, 1_000 * MS, 1_000 * MS), (true, 1_000 * MS, 10_000 * MS)]
+        {
+            clock.set(at(0));
+            let denials = Denials::new(clock.clone());
+            let sent = denials.sent();
+            clock.set(at(5 * MS));
+            denials.settle(&sent, at(REDIS_IS_AHEAD), &call(), Some(&denial(blocked)));
+            clock.set(at(certain_for - 1));
+            let told = denials.certain(&hit()).expect("it is still certain");
+            assert_eq!(micros(told.retry_after), rest - (certain_for - 1 - 5 * MS), "{blocked}");
+            clock.set(at(certain_for));
+            assert_eq!(denials.certain(&hit()), None, "{blocked}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_was_on_its_way_while_tokens_came_back_is_not_believed() {
+        for answer in [Some(&Answer::Settled(Cost::ONE)), None] {
+            let denials = Denials::new(Clock::manual(at(0)));
+            let sent = denials.sent();
+            denials.settle(&denials.sent(), at(0), &settlement(), answer);
+            denials.settle(&sent, at(REDIS_IS_AHEAD), &call(), Some(&denial(false)));
+            assert_eq!(denials.certain(&hit()), None, "{answer:?}");
+            // What is sent from now on is.
+            denials.settle(&denials.sent(), at(REDIS_IS_AHEAD), &call(), Some(&denial(false)));
+            assert!(denials.certain(&hit()).is_some(), "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_known_is_forgotten_when_tokens_come_back_or_may_have() {
+        let back = Call::Decide(vec![Hit { charge: Charge::GiveBack(Cost::ONE), ..hit() }]);
+        let forgetting: [fn(&Denials, &Call); 2] = [
+            |denials, call| denials.settle(&denials.sent(), at(0), call, None),
+            |denials, _| denials.forget_all(),
+        ];
+        for call_back in [settlement(), back] {
+            for forget in forgetting {
+                let denials = Denials::new(Clock::manual(at(0)));
+                denials.settle(&denials.sent(), at(REDIS_IS_AHEAD), &call(), Some(&denial(false)));
+                assert!(denials.certain(&hit()).is_some());
+                forget(&denials, &call_back);
+                assert_eq!(denials.certain(&hit()), None, "{call_back:?}");
+            }
+        }
+    }
+}

@@ -3,13 +3,15 @@
 
 use super::batch::{self, Answer, Answers, Call};
 use super::denials::Denials;
-use super::{Link, lost, script, unreachable};
+use super::{Link, is_demoted, lost, script, unreachable};
 use crate::clock::Clock;
+use crate::limit::Timestamp;
 use crate::store::StoreError;
 use deadpool_redis::{Connection, Pool, PoolError};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 /// Calls that one script call decides at most: enough to make its own cost small, few enough that Redis
@@ -43,6 +45,8 @@ impl Lane {
     /// Runs until the store is dropped.
     pub(super) async fn run(mut self) {
         while let Ok(first) = self.jobs.recv().await {
+            // Whoever is about to ask may do so first: all that has come by now goes out together.
+            yield_now().await;
             let (mut keys, mut jobs) = (first.call.keys(), vec![first]);
             while jobs.len() < MOST_CALLS
                 && keys < ENOUGH_KEYS
@@ -65,16 +69,13 @@ impl Lane {
         match self.send(&calls).await {
             Ok(Answers { at, each }) => {
                 for (job, answer) in jobs.into_iter().zip(each) {
-                    match &answer {
-                        Ok(answer) => self.denials.learn(&sent, at, &job.call, answer),
-                        Err(_) => self.denials.forget(&job.call),
-                    }
+                    self.denials.settle(&sent, at, &job.call, answer.as_ref().ok());
                     job.answer(answer);
                 }
             }
             Err(error) => {
                 for job in jobs {
-                    self.denials.forget(&job.call);
+                    self.denials.settle(&sent, Timestamp::default(), &job.call, None);
                     job.answer(Err(error.clone()));
                 }
             }
@@ -86,13 +87,15 @@ impl Lane {
         let mut held = self.connection().await?;
         match timeout(self.deadline, script::call::<Vec<u8>>(&command, &mut held.connection)).await {
             Ok(Ok(reply)) => {
-                self.held = Some(held);
-                batch::unpack(calls, &reply)
+                let answers = batch::unpack(calls, &reply)?;
+                self.keep(held, answers.each.iter().any(|answer| answer.as_ref().is_err_and(is_demoted)));
+                Ok(answers)
             }
             // An answer that is an error leaves the connection sound.
             Ok(Err(error)) if error.code().is_some() => {
-                self.held = Some(held);
-                Err(StoreError::Failed(error.to_string()))
+                let error = StoreError::Failed(error.to_string());
+                self.keep(held, is_demoted(&error));
+                Err(error)
             }
             // Whatever may still come on this connection must not meet another call: it is closed.
             Ok(Err(error)) => {
@@ -118,6 +121,11 @@ impl Lane {
             Err(PoolError::Timeout(_)) => Err(StoreError::Timeout(self.deadline)),
             Err(error) => Err(unreachable(error)),
         }
+    }
+
+    /// A primary that has become a replica may keep its connections; the primary is at the end of another one.
+    fn keep(&mut self, held: Held, demoted: bool) {
+        if demoted { self.discard(held) } else { self.held = Some(held) }
     }
 
     fn discard(&self, held: Held) {
