@@ -14,7 +14,7 @@ const LOOKS: usize = 3;
 const CANDIDATES: usize = 16;
 
 /// By which part a map that is full of entries grows.
-const GROWTH: usize = 8;
+const GROWTH: usize = 32;
 
 /// What an entry takes beside its name and what it keeps elsewhere: itself, its place in the index, and the
 /// room that both keep for growth.
