@@ -224,8 +224,8 @@ async fn a_bucket_ends_when_it_is_as_good_as_new() {
 async fn a_bucket_in_use_is_told_a_new_end_when_it_needs_one() {
     for tested in each_on_redis(&Clock::system()).await {
         let redis = tested.redis.as_ref().unwrap();
-        // A second for each token, and room for many.
-        let ask = Ask::new("k", "c", limit(1, 1, 1_000), 1);
+        // 700 ms for each token, so that ends are needed that are no whole seconds after another.
+        let ask = Ask::new("k", "c", limit(10, 7, 1_000), 1);
         let name = format!("rl:{}", ask.bucket().as_str());
         let mut ends = Vec::new();
         for _ in 0..10 {

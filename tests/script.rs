@@ -6,6 +6,7 @@ use std::time::Duration;
 use tollgate_server::clock::Clock;
 use tollgate_server::config::StoreConfig;
 use tollgate_server::limit::Cost;
+use tollgate_server::request::Charge;
 use tollgate_server::store::{StoreError, connect};
 
 #[tokio::test]
@@ -172,6 +173,48 @@ async fn an_odd_value_spoils_its_own_call_only() {
                     assert_eq!((n >= odd, decided.unwrap()[0].remaining), (true, 4), "{}: {n}", tested.name);
                 }
             }
+        }
+    }
+}
+
+/// Redis is full until a key is deleted in the same script call; from then on it takes what is written.
+#[tokio::test]
+async fn a_call_that_fails_halfway_has_charged_nothing_and_given_nothing_back() {
+    for tested in each_on_redis(&Clock::system()).await {
+        let url = tested.redis.as_ref().unwrap().url();
+        let store = connect(&StoreConfig { connections: 1, ..config(&url) }, Clock::system()).unwrap();
+        let ask = |key: &str, cost| Ask::new(key, "c", once(5), cost);
+        let held = ask("held", 1).leased(1, Duration::from_secs(60));
+        held.of(&*store).await;
+        assert!(ask("used", 3).of(&*store).await.allowed());
+        tested.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+
+        let log = || ask("log", 1).by(named("sliding_log")).hit();
+        let back = Ask { charge: Charge::GiveBack(Cost::ONE), ..ask("used", 0) };
+        let failing = [
+            vec![ask("lent", 5).leased(5, Duration::from_secs(60)).hit()],
+            vec![ask("both", 5).hit(), log()],
+            vec![back.hit(), log()],
+        ];
+        let sound = [ask("lent", 1), ask("both", 1), ask("used", 0)];
+        // Should the first one go out alone, it writes nothing.
+        let first = store.decide(vec![ask("other", 0).hit()], None);
+        let calls = failing.into_iter().chain(sound.iter().map(|ask| vec![ask.hit()]));
+        let (_, decided, settled) = tokio::join!(
+            first,
+            join_all(calls.map(|hits| store.decide(hits, None))),
+            store.settle(held.settlement(1), None),
+        );
+        assert_eq!(settled, Ok(Cost::ONE), "{}", tested.name);
+        for failed in &decided[..3] {
+            assert!(matches!(failed, Err(StoreError::Failed(_))), "{}: {failed:?}", tested.name);
+        }
+        let left: Vec<_> =
+            decided[3..].iter().map(|decided| decided.as_ref().unwrap()[0].remaining).collect();
+        assert_eq!(left, [4, 4, 2], "{}", tested.name);
+        tested.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        for (ask, left) in sound.iter().zip(left) {
+            assert_eq!(crate::stores::left(&*store, ask).await, left, "{}: {}", tested.name, ask.key);
         }
     }
 }

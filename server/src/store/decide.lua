@@ -182,9 +182,16 @@ local function count_strikes(penalty, block, strikes, more)
   return record.blocked_until
 end
 
+-- What buckets were before a call that may fail after it has changed them.
+local undo = {}
+local function keep(bucket, state)
+  undo[#undo + 1] = { bucket, resets[bucket], state.replaced, state[1], state[2], state[3], state[4], state[5] }
+end
+
 -- Returns how many tokens there was room for, and what is left then: remaining, reset_after, wait, state.
 local function give_back(bucket, ask, tokens)
   local state = state_of(bucket, ask)
+  if hits > 1 then keep(bucket, state) end
   local credited = ask.algorithm.refund(ask.limit, state, now, tokens)
   local _, _, remaining, _, reset_after, wait = ask.decide(ask.limit, state, now, 0, 0)
   if credited > 0 then resets[bucket] = reset_after end
@@ -215,13 +222,8 @@ local function lend(lease, ask, granted, reset_after)
   put(KEYS[lease], whole(granted), valid_for)
 end
 
--- What a call of several hits has charged, should one of them fail.
-local undo = {}
-
 local function charge(bucket, ask, state, tokens, reset_after)
-  if hits > 1 then
-    undo[#undo + 1] = { bucket, resets[bucket], state.replaced, state[1], state[2], state[3], state[4], state[5] }
-  end
+  if hits > 1 or ask.on_denial then keep(bucket, state) end
   ask.charge(ask.limit, state, now, tokens)
   if state.replaced then state.replaced = nil end
   resets[bucket] = reset_after

@@ -354,6 +354,32 @@ mod tests {
         }
     }
 
+    /// On the state of a denied call of two, which fits later.
+    #[test]
+    fn a_lower_cost_is_asked_as_soon_as_it_may_fit() {
+        let clock = Clock::manual(at(0));
+        let denials = Denials::new(clock.clone());
+        let limit = Limit::new(hit().limit.rate(), 2).unwrap();
+        let (one, two) = (Hit { limit, ..hit() }, Hit { limit, want: Want::exactly(Cost::new(2)), ..hit() });
+        let decision = Decision {
+            denied: Some(Reason::OverLimit),
+            retry_after: Duration::from_secs(2),
+            ..Decision::blocked(Duration::ZERO)
+        };
+        let words = Some([2_000_000, at(REDIS_IS_AHEAD).as_micros(), 1_000_000, 0, 0]);
+        let sent = denials.sent();
+        clock.set(at(5 * MS));
+        let told = Answer::Decided(vec![Told { decision, words }]);
+        denials.settle(&sent, at(REDIS_IS_AHEAD), &Call::Decide(vec![two.clone()]), Some(&told));
+        clock.set(at(1_000 * MS - 1));
+        assert!(denials.certain(&one).is_some());
+        // Counted from when the denial came, it would have to wait for five milliseconds more.
+        clock.set(at(1_000 * MS));
+        assert_eq!(denials.certain(&one), None);
+        let left = denials.certain(&two).expect("two are not there yet");
+        assert_eq!((left.remaining, left.retry_after), (0, Duration::from_millis(1_005)));
+    }
+
     #[test]
     fn an_answer_that_was_on_its_way_while_tokens_came_back_is_not_believed() {
         for answer in [Some(&Answer::Settled(Cost::ONE)), None] {
