@@ -4,6 +4,7 @@ use crate::support::calls::answer;
 use crate::support::{Process, Tollgate, eventually};
 use rustix::process::Signal;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::process::Command;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -23,12 +24,12 @@ struct Reply {
 }
 
 impl Gateway {
-    async fn start(arguments: &[&str]) -> Self {
-        let server = Tollgate::command();
+    /// Before that Tollgate: an address, or a program that it starts.
+    async fn start(tollgate: &OsStr, arguments: &[&str]) -> Self {
         let example = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/gateway");
         assert!(example.is_file(), "{} is not built: run tests/run", example.display());
         let mut command = Command::new(example);
-        command.args(["--listen", "127.0.0.1:0", "--tollgate"]).arg(server.get_program()).args(arguments);
+        command.args(["--listen", "127.0.0.1:0", "--tollgate"]).arg(tollgate).args(arguments);
         let process = Process::spawn(&mut command);
         let line = process.says("where it listens", |line| line.starts_with("gateway ")).await;
         let (_, address) = line.rsplit_once("http://").unwrap();
@@ -54,7 +55,8 @@ impl Gateway {
 
 #[tokio::test]
 async fn the_gateway_says_what_is_left_and_denies_what_is_too_much() {
-    let mut gateway = Gateway::start(&[]).await;
+    // It starts its own, and ends it when it is told to end.
+    let mut gateway = Gateway::start(Tollgate::command().get_program(), &[]).await;
     let hello = gateway.get("/hello", Some("alice")).await;
     assert_eq!((hello.status, &*hello.body), (200, "hello from the upstream: /hello\n"));
     assert_eq!((&*hello.fields["x-ratelimit-limit"], &*hello.fields["x-ratelimit-remaining"]), ("10", "9"));
@@ -91,7 +93,9 @@ async fn the_gateway_says_what_is_left_and_denies_what_is_too_much() {
 
 #[tokio::test]
 async fn a_flooded_gateway_sheds_and_stays_healthy() {
-    let gateway = Gateway::start(&["--max-in-flight", "2"]).await;
+    let tollgate = Tollgate::start(include_str!("../client/examples/gateway/rules.yaml")).await;
+    let address = format!("http://{}", tollgate.grpc());
+    let gateway = Gateway::start(address.as_ref(), &["--max-in-flight", "2"]).await;
     let calls = (0..8).map(|_| gateway.get("/slow", Some("carol")));
     let replies = futures_util::future::join_all(calls).await;
     let (shed, served): (Vec<_>, Vec<_>) = replies.into_iter().partition(|reply| reply.status == 503);
