@@ -59,6 +59,8 @@ struct Shard {
 struct Known {
     buckets: Expiring<Bucket>,
     keys: Expiring<Key>,
+    /// When the latest of those buckets was seen.
+    latest: Timestamp,
 }
 
 /// What was so when a script call was sent.
@@ -187,8 +189,7 @@ impl Denials {
                     sight,
                 };
                 let block = if is_current { Some(block) } else { known_block };
-                let key = Key { turn: shard.next_turn(), block };
-                known.keys.put(subject, key, now.after(BUCKETS_FOR), now);
+                known.keep(subject, Key { turn: shard.next_turn(), block }, now);
             }
             Some(Reason::OverLimit) if hit.strikes.is_none() && hit.charge == Charge::IfAllowed => {
                 if !is_current {
@@ -201,12 +202,12 @@ impl Denials {
                 let bucket = Bucket { limit: hit.limit, algorithm: hit.algorithm, evidence, sight, turn };
                 let until = sight.sent.after(decision.retry_after.min(BUCKETS_FOR));
                 known.buckets.put(hit.bucket.as_str(), bucket, until, now);
+                known.latest = known.latest.max(now);
             }
             denied => {
                 let strikes = hit.strikes.as_ref();
                 if strikes.is_some_and(|its| its.reported > 0 || its.on_denial && denied.is_some()) {
-                    let key = Key { turn: shard.next_turn(), block: None };
-                    known.keys.put(subject, key, now.after(BUCKETS_FOR), now);
+                    known.keep(subject, Key { turn: shard.next_turn(), block: None }, now);
                 }
                 // Something was taken, perhaps: what would remain is no longer known.
                 known.buckets.take(hit.bucket.as_str(), now);
@@ -271,9 +272,18 @@ impl Sight {
     }
 }
 
+impl Known {
+    /// Keeps what was seen of a key for as long as a bucket from before can be known, also where the clock has been
+    /// set back since that was seen.
+    fn keep(&mut self, subject: &str, key: Key, now: Timestamp) {
+        self.keys.put(subject, key, self.latest.max(now).after(BUCKETS_FOR), now);
+    }
+}
+
 impl Default for Known {
     fn default() -> Self {
-        Self { buckets: Expiring::new(BOUND), keys: Expiring::new(BOUND) }
+        let latest = Timestamp::from_micros(0);
+        Self { buckets: Expiring::new(BOUND), keys: Expiring::new(BOUND), latest }
     }
 }
 
@@ -409,6 +419,24 @@ mod tests {
                 forget(&denials, &call_back);
                 assert_eq!(denials.certain(&hit()), None, "{call_back:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_block_outlives_the_buckets_from_before_it_also_where_the_clock_is_set_back() {
+        let clock = Clock::manual(at(20_000 * MS));
+        let denials = Denials::new(clock.clone());
+        denials.settle(&denials.sent(), at(REDIS_IS_AHEAD), &call(), Some(&denial(false)));
+        clock.set(at(0));
+        let struck = Call::Decide(vec![Hit { bucket: BucketName::new("key", "another class"), ..hit() }]);
+        denials.settle(&denials.sent(), at(REDIS_IS_AHEAD), &struck, Some(&denial(true)));
+        for after in [0, 20_000 * MS, 21_000 * MS - 1] {
+            clock.set(at(after));
+            assert_ne!(
+                denials.certain(&hit()).and_then(|told| told.denied),
+                Some(Reason::OverLimit),
+                "{after}"
+            );
         }
     }
 }
