@@ -192,10 +192,10 @@ async fn a_redis_that_was_lost_is_asked_again() {
         for _ in 0..2 {
             ask.of(&*tested.store).await;
         }
-        tested.store.ping().await.unwrap();
+        tested.store.heartbeat().await.unwrap();
         tested.redis.as_mut().unwrap().restart().await;
         // Nobody but the probe has anything to say to Redis: each call is denied from memory.
-        eventually("Redis is there again", async || tested.store.ping().await.ok()).await;
+        eventually("Redis is there again", async || tested.store.heartbeat().await.ok()).await;
         assert!(ask.of(&*tested.store).await.allowed(), "{}", tested.name);
     }
 }

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use std::time::Duration;
 use tollgate_proto::v1::{BorrowRequest, ReturnRequest, ShouldRateLimitRequest};
 use tonic::{Code, Status};
-use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_types::StatusExt as _;
 
 const CONFIG: &str = "
@@ -229,8 +228,8 @@ async fn nothing_is_charged_for_a_caller_that_has_gone() {
     }
 }
 
-/// A caller that waits for Redis no longer, and one whose request does not come: both are told the same. Many
-/// times, because two timers run for each.
+/// A caller whose request does not come is told so, and one that Redis does not answer in time is told that or gets
+/// an answer without Redis: in three milliseconds either may come first. Many times, because two timers run for each.
 #[tokio::test]
 async fn a_deadline_that_passes_on_the_way_is_told_as_one() {
     for engine in engines() {
@@ -241,7 +240,7 @@ async fn a_deadline_that_passes_on_the_way_is_told_as_one() {
         for _ in 0..20 {
             let fields = [("grpc-timeout", "3m")];
             let reply = raw::call(server.grpc(), SHOULD_RATE_LIMIT, &fields, request("late")).await;
-            assert_eq!(reply.code(), Code::DeadlineExceeded, "{engine:?}: {reply:?}");
+            assert!(matches!(reply.code(), Code::DeadlineExceeded | Code::Ok), "{engine:?}: {reply:?}");
             let reply = raw::call_without_end(server.grpc(), SHOULD_RATE_LIMIT, &fields).await;
             assert_eq!(reply.code(), Code::DeadlineExceeded, "{engine:?}: {reply:?}");
         }
@@ -286,7 +285,7 @@ async fn calls_above_the_maximum_are_shed_and_probes_are_not() {
 
         redis.cont();
         assert!(allowed(&answer(held).await.unwrap()), "{engine:?}: it waited for nothing less");
-        caller.until_health_is(ServingStatus::Serving).await;
+        caller.until_ready(true).await;
         still_serves(&mut server, &caller, "load").await;
     }
 }

@@ -77,7 +77,7 @@ impl Naive {
         let held_up = plain.iter().any(is_denied) || !quotas.is_empty() && quotas.iter().all(is_denied);
         for (ask, decision) in asks.iter().zip(&mut decisions) {
             match decision.denied {
-                Some(Reason::Blocked) => {}
+                Some(Reason::Blocked | Reason::Unavailable) => {}
                 Some(Reason::OverLimit) => {
                     if let Charge::Always(cost) = ask.charge
                         && cost > Cost::ZERO
@@ -118,6 +118,7 @@ impl Naive {
                 denied: None,
                 retry_after: Duration::ZERO,
                 replaced: false,
+                degraded: false,
                 ..self.look(ask, now, 0, 0)
             };
         }
@@ -278,6 +279,7 @@ fn decision(answer: Answer) -> Decision {
         reset_after: Duration::from_micros(answer.reset_after),
         wait: Duration::ZERO,
         replaced: false,
+        degraded: false,
     }
 }
 

@@ -340,7 +340,7 @@ async fn a_password_is_never_said() {
             }
             let mut process = Process::spawn(&mut command);
             if works {
-                process.says("that it can not reach it", |line| line.contains("not serving: ")).await;
+                process.says("that it can not reach it", |line| line.contains("degraded: ")).await;
                 process.signal(Signal::TERM);
             }
             assert_eq!(process.exit().await.success(), works, "{store}: {}", process.output());

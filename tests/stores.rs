@@ -170,6 +170,7 @@ impl Ask {
             algorithm: self.algorithm,
             want: self.want,
             shadow: self.shadow,
+            sensitive: false,
             quota: self.quota,
             charge: self.charge,
             strikes: self.strikes,

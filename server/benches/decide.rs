@@ -127,6 +127,7 @@ fn hit(bucket: &BucketName, limit: Limit) -> Hit {
         algorithm: token_bucket(),
         want: ONE,
         shadow: false,
+        sensitive: false,
         quota: false,
         charge: Charge::IfAllowed,
         strikes: None,

@@ -93,6 +93,15 @@ impl Algorithm {
         ALL.iter().map(|algorithm| algorithm.name)
     }
 
+    /// What one of `shares` may give, if together they are to give no more than the limit; with room for one call of
+    /// that cost at once, if there can be. A cost that never fits does not fit a share either.
+    #[must_use]
+    pub fn share(&self, limit: &Limit, shares: u32, cost: Cost) -> Limit {
+        let cost = if cost.get() > limit.burst() { Cost::ZERO } else { cost };
+        let share = |cost| limit.share(shares, cost).ok().filter(|share| (self.check)(share).is_ok());
+        share(cost).or_else(|| share(Cost::ZERO)).unwrap_or(*limit)
+    }
+
     /// How long tokens may be lent, of a bucket that is as good as new after `reset_after`.
     #[must_use]
     pub fn lend(&self, valid_for: Duration, reset_after: Duration) -> Duration {

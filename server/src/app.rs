@@ -7,26 +7,24 @@ use crate::grpc;
 use crate::http;
 use crate::reload::Reload;
 use crate::shed::Gate;
-use crate::store::{self, Store, StoreError};
+use crate::store::{self, Health, StoreError};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 /// How long calls in flight may take to finish at the end.
 const GRACE: Duration = Duration::from_secs(10);
-/// Between two looks at a store that can be asked, and at one that can not.
-const LOOK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(100));
 
 /// A server that is ready to serve.
 pub struct App {
     engine: Arc<Engine>,
     reload: Arc<Reload>,
-    store: Arc<dyn Store>,
+    health: watch::Receiver<Health>,
     gate: Arc<Gate>,
     http: Option<TcpListener>,
 }
@@ -36,12 +34,12 @@ pub struct App {
 /// # Errors
 /// The store's address can not be used at all.
 pub fn build(config: Config, clock: Clock) -> Result<App, StoreError> {
-    let store = store::connect(&config.store, clock.clone())?;
+    let (store, health) = store::open(&config.store, &clock)?;
     let server = config.server.clone();
     let reload = Arc::new(Reload::new(config, clock));
-    let engine = Arc::new(Engine::new(reload.rules(), store.clone(), server.max_key_bytes));
+    let engine = Arc::new(Engine::new(reload.rules(), store, server.max_key_bytes));
     let gate = Arc::new(Gate::new(server.max_in_flight));
-    Ok(App { engine, reload, store, gate, http: None })
+    Ok(App { engine, reload, health, gate, http: None })
 }
 
 impl App {
@@ -67,14 +65,19 @@ impl App {
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let (reporter, health) = tonic_health::server::health_reporter();
-        report(&reporter, ServingStatus::NotServing).await;
-        let serving = Arc::new(AtomicBool::new(false));
-        let watch = tokio::spawn(watch(self.store.clone(), reporter.clone(), serving.clone()));
+        report(&reporter, ServingStatus::Serving).await;
+        let serving = Arc::new(AtomicBool::new(true));
+        let watch = tokio::spawn(watch(self.health.clone(), reporter.clone()));
         let reload = tokio::spawn(self.reload.clone().watch());
 
         let ended = Arc::new(Notify::new());
-        let state =
-            http::State::new(self.engine.clone(), self.gate.clone(), self.reload.clone(), serving.clone());
+        let state = http::State::new(
+            self.engine.clone(),
+            self.gate.clone(),
+            self.reload.clone(),
+            self.health,
+            serving.clone(),
+        );
         let http = self.http.map(|listener| tokio::spawn(http::serve(state, listener, ended.clone())));
 
         let ending = Notify::new();
@@ -83,6 +86,7 @@ impl App {
             watch.abort();
             reload.abort();
             report(&reporter, ServingStatus::NotServing).await;
+            reporter.set_service_status(grpc::READY, ServingStatus::NotServing).await;
             serving.store(false, Ordering::Relaxed);
             ended.notify_one();
             tracing::info!("stopping: calls in flight finish, new connections are refused");
@@ -92,7 +96,7 @@ impl App {
             ending.notified().await;
             // Whoever watches has been told, and would not leave by itself.
             let mut reporter = reporter.clone();
-            for service in grpc::SERVICES {
+            for service in grpc::SERVICES.into_iter().chain([grpc::READY]) {
                 reporter.clear_service_status(service).await;
             }
             tokio::time::sleep(GRACE).await;
@@ -114,26 +118,26 @@ impl App {
     }
 }
 
-/// Tells in the health service and in the log whether the store can be asked.
-async fn watch(store: Arc<dyn Store>, reporter: HealthReporter, serving: Arc<AtomicBool>) {
-    let mut reached = None;
+/// Tells in the health service and in the log how it is with the store.
+async fn watch(mut health: watch::Receiver<Health>, reporter: HealthReporter) {
+    let (mut asked, mut reached) = (false, false);
     loop {
-        let answer = store.ping().await;
-        if reached != Some(answer.is_ok()) {
-            reached = Some(answer.is_ok());
-            serving.store(answer.is_ok(), Ordering::Relaxed);
-            match &answer {
-                Ok(()) => {
-                    tracing::info!("the store is reached: serving");
-                    report(&reporter, ServingStatus::Serving).await;
-                }
-                Err(error) => {
-                    tracing::warn!("not serving: {error}; trying again");
-                    report(&reporter, ServingStatus::NotServing).await;
-                }
+        let Health { degraded, instances } = health.borrow_and_update().clone();
+        let status = if degraded.is_none() { ServingStatus::Serving } else { ServingStatus::NotServing };
+        reporter.set_service_status(grpc::READY, status).await;
+        match &degraded {
+            None if reached => tracing::info!(instances, "instances come or go"),
+            None => tracing::info!(instances, "the store is reached: serving"),
+            Some(why) if asked => {
+                tracing::warn!("degraded: {why}; deciding alone, by a share of 1/{instances} of each limit");
             }
+            // It was not asked yet.
+            Some(_) => {}
         }
-        tokio::time::sleep(if answer.is_ok() { LOOK.0 } else { LOOK.1 }).await;
+        (asked, reached) = (true, degraded.is_none());
+        if health.changed().await.is_err() {
+            return;
+        }
     }
 }
 

@@ -84,6 +84,8 @@ pub struct StoreConfig {
     pub deadline: Duration,
     /// How many connections to Redis there are at most.
     pub connections: usize,
+    /// How many instances are thought to share it until it tells.
+    pub instances: u32,
     /// How many buckets memory holds at most.
     pub max_keys: usize,
     /// How many bytes memory takes for them at most.
@@ -97,6 +99,7 @@ impl Default for StoreConfig {
             prefix: "rl".to_owned(),
             deadline: Duration::from_millis(25),
             connections: 4,
+            instances: 1,
             max_keys: 1_000_000,
             max_bytes: 1 << 30,
         }
@@ -226,6 +229,7 @@ struct StoreMapping {
     prefix: Given<Scalar>,
     deadline: Given<Scalar>,
     connections: Given<Scalar>,
+    instances: Given<Scalar>,
     max_keys: Given<Scalar>,
     max_bytes: Given<Scalar>,
 }
@@ -312,6 +316,7 @@ fn store(given: &Given<StoreSettings>, report: &mut Report) -> StoreConfig {
             set(&mut store.prefix, at.get("prefix", &settings.prefix, setting::prefix));
             set(&mut store.deadline, at.get("deadline", &settings.deadline, setting::deadline));
             set(&mut store.connections, at.get("connections", &settings.connections, setting::connections));
+            set(&mut store.instances, at.get("instances", &settings.instances, setting::instances));
             set(&mut store.max_keys, at.get("max_keys", &settings.max_keys, setting::max_keys));
             set(&mut store.max_bytes, at.get("max_bytes", &settings.max_bytes, setting::max_bytes));
         }

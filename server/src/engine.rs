@@ -65,18 +65,14 @@ impl Engine {
             algorithm: limited.algorithm,
             want: Want::exactly(cost),
             shadow: limited.shadow,
+            sensitive: limited.is_sensitive(),
             quota: false,
             charge: Charge::IfAllowed,
             strikes: limited.strikes(0, cost > Cost::ZERO),
             lease: None,
         };
-        match self.decide(&rule, hit, request.deadline).await {
-            Ok(decision) => Ok(Verdict::of(&rule, limited, &decision)),
-            Err(Refusal::Store(_)) if limited.sensitive && !limited.shadow => {
-                Ok(Verdict::unavailable(&rule, limited))
-            }
-            Err(refusal) => Err(refusal),
-        }
+        let decision = self.decide(&rule, hit, request.deadline).await?;
+        Ok(Verdict::of(&rule, limited, &decision))
     }
 
     /// Takes tokens out of a bucket, for a gateway to spend on its own.
@@ -106,6 +102,7 @@ impl Engine {
                 Want::exactly(Cost::ZERO)
             },
             shadow: limited.shadow,
+            sensitive: limited.is_sensitive(),
             quota: false,
             charge: Charge::IfAllowed,
             // The gateway reports what it denies; counting this refusal too would count it twice.
@@ -193,6 +190,7 @@ impl From<Reason> for Denial {
         match reason {
             Reason::OverLimit => Self::OverLimit,
             Reason::Blocked => Self::Blocked,
+            Reason::Unavailable => Self::Unavailable,
         }
     }
 }
@@ -210,16 +208,7 @@ impl Verdict {
             reset_after: decision.reset_after,
             wait: if limited.wait { decision.wait } else { Duration::ZERO },
             window: limited.limit.window(),
-        }
-    }
-
-    fn unavailable(rule: &Rule, limited: &Limited) -> Self {
-        Self {
-            denied: Some(Denial::Unavailable),
-            limit: limited.limit.burst(),
-            retry_after: RETRY_UNAVAILABLE,
-            window: limited.limit.window(),
-            ..Self::unlimited(rule)
+            degraded: decision.degraded,
         }
     }
 
@@ -234,12 +223,10 @@ impl Verdict {
             reset_after: Duration::ZERO,
             wait: Duration::ZERO,
             window: Duration::ZERO,
+            degraded: false,
         }
     }
 }
-
-/// When to ask again after the store could not be asked.
-pub const RETRY_UNAVAILABLE: Duration = Duration::from_secs(1);
 
 /// Why there is no verdict.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

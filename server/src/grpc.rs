@@ -20,6 +20,10 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 /// Envoy's own rate limit service calls itself `ratelimit`.
 pub(crate) const SERVICES: [&str; 4] = ["", SERVICE_NAME, rls::SERVICE_NAME, "ratelimit"];
 
+/// Under this name health tells whether the store is asked as well: a server that decides without it serves, and is
+/// not ready.
+pub(crate) const READY: &str = "ready";
+
 /// Calls that one connection may have in flight.
 const MAX_STREAMS: u32 = 1024;
 

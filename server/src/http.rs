@@ -5,6 +5,7 @@ mod json;
 use crate::engine::Engine;
 use crate::reload::Reload;
 use crate::shed::Gate;
+use crate::store::Health;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State as Of};
 use axum::http::StatusCode;
@@ -14,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// No body is larger, in bytes.
 const MOST_BYTES: usize = 1 << 20;
@@ -25,6 +26,7 @@ pub(crate) struct State {
     engine: Arc<Engine>,
     gate: Arc<Gate>,
     reload: Arc<Reload>,
+    health: watch::Receiver<Health>,
     serving: Arc<AtomicBool>,
     messages: json::Messages,
 }
@@ -34,9 +36,10 @@ impl State {
         engine: Arc<Engine>,
         gate: Arc<Gate>,
         reload: Arc<Reload>,
+        health: watch::Receiver<Health>,
         serving: Arc<AtomicBool>,
     ) -> Self {
-        Self { engine, gate, reload, serving, messages: json::Messages::default() }
+        Self { engine, gate, reload, health, serving, messages: json::Messages::default() }
     }
 }
 
@@ -48,19 +51,30 @@ pub(crate) async fn serve(state: State, listener: TcpListener, ended: Arc<Notify
     let router = Router::new()
         .route("/json", post(json::decide))
         .route("/healthcheck", get(healthcheck))
+        .route("/ready", get(ready))
         .route("/rlconfig", get(rlconfig))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
         .with_state(state);
     axum::serve(listener, router).with_graceful_shutdown(async move { ended.notified().await }).await
 }
 
-/// Can it decide?
+/// Does it serve? It does until it is told to stop, with its store or without.
 async fn healthcheck(Of(state): Of<State>) -> (StatusCode, &'static str) {
     if state.serving.load(Ordering::Relaxed) {
         (StatusCode::OK, "OK")
     } else {
-        (StatusCode::INTERNAL_SERVER_ERROR, "the store can not be asked")
+        (StatusCode::INTERNAL_SERVER_ERROR, "stopping")
     }
+}
+
+/// Does it serve with its store? If not, why.
+async fn ready(Of(state): Of<State>) -> (StatusCode, String) {
+    let not = if state.serving.load(Ordering::Relaxed) {
+        state.health.borrow().degraded.as_ref().map(|why| format!("degraded: {why}"))
+    } else {
+        Some("stopping".to_owned())
+    };
+    not.map_or_else(|| (StatusCode::OK, "ready".to_owned()), |not| (StatusCode::SERVICE_UNAVAILABLE, not))
 }
 
 /// What is loaded, since when, and what is wrong: for people.

@@ -34,6 +34,7 @@ pub(crate) fn of(limited: &Limited, decision: &Decision, id: Option<LeaseId>, le
         leasable,
         cost: limited.cost,
         fallback: Some(if limited.sensitive { Fallback::Deny } else { Fallback::Limit(limited.limit) }),
+        degraded: decision.degraded,
     }
 }
 
@@ -50,5 +51,6 @@ pub(crate) fn unlimited(n: Cost) -> Lease {
         leasable: true,
         cost: Cost::ZERO,
         fallback: None,
+        degraded: false,
     }
 }

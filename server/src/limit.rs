@@ -189,6 +189,24 @@ impl Limit {
         Ok(Self { rate, burst: count, refill: one, scale: one, window: period.get(), flows: false })
     }
 
+    /// Has so many shares at most, whatever there is to share: the arithmetic of a slower rate would not fit.
+    pub const MOST_SHARES: u32 = 500;
+
+    /// What one of `shares` may give if together they are to give no more than this: the rate and the burst divided,
+    /// but at least one call of `cost` at once.
+    ///
+    /// # Errors
+    /// That cost at once does not fit a rate so slow. A cost of zero always does.
+    pub fn share(&self, shares: u32, cost: Cost) -> Result<Self, LimitError> {
+        let shares = u64::from(shares.clamp(1, Self::MOST_SHARES));
+        let burst = (self.burst.get() / shares).max(cost.get()).max(1);
+        if !self.flows {
+            return Self::per_window(burst, self.window());
+        }
+        let period = NonZeroU64::new(self.rate.period.get() * shares).ok_or(LimitError::NoRate)?;
+        Self::new(Rate { count: self.rate.count, period }, burst)
+    }
+
     /// Are there units that flow? If not, this limit is for algorithms that count within its window.
     #[must_use]
     pub const fn flows(&self) -> bool {
@@ -310,6 +328,8 @@ pub enum Reason {
     OverLimit,
     /// The key is blocked.
     Blocked,
+    /// The authority can not be asked, and the rule is a sensitive one.
+    Unavailable,
 }
 
 /// What becomes of a call on one bucket.
@@ -329,11 +349,16 @@ pub struct Decision {
     pub wait: Duration,
     /// The bucket was written by another algorithm, and so was taken for new.
     pub replaced: bool,
+    /// Decided without the authority.
+    pub degraded: bool,
 }
 
 impl Decision {
-    /// Nothing is known, and so nothing is denied.
-    pub const UNKNOWN: Self = Self { denied: None, ..Self::blocked(Duration::ZERO) };
+    /// Denied because the authority can not be asked, and whoever guesses must not be wrong.
+    #[must_use]
+    pub const fn unavailable(retry_after: Duration) -> Self {
+        Self { denied: Some(Reason::Unavailable), degraded: true, ..Self::blocked(retry_after) }
+    }
 
     /// Denied because the key is blocked for that long yet. The bucket was not looked at.
     #[must_use]
@@ -346,6 +371,7 @@ impl Decision {
             reset_after: retry_after,
             wait: Duration::ZERO,
             replaced: false,
+            degraded: false,
         }
     }
 

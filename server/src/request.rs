@@ -98,6 +98,8 @@ pub struct Hit {
     pub want: Want,
     /// A denial of this hit holds nothing up.
     pub shadow: bool,
+    /// Denied when no authority can be asked.
+    pub sensitive: bool,
     /// One of several ways to pay: denials of such hits hold the call up only together, all of them.
     pub quota: bool,
     /// What is done to the bucket.
@@ -186,6 +188,8 @@ pub struct Verdict {
     pub wait: Duration,
     /// The time in which an empty bucket refills.
     pub window: Duration,
+    /// Decided without the authority.
+    pub degraded: bool,
 }
 
 /// The answer to a [`Borrow`].
@@ -211,6 +215,8 @@ pub struct Lease {
     pub cost: Cost,
     /// What to do alone; `None` if the class is never limited.
     pub fallback: Option<Fallback>,
+    /// Decided without the authority.
+    pub degraded: bool,
 }
 
 /// What a gateway does when the service is gone.
@@ -229,7 +235,9 @@ pub struct Joined {
     pub domain: Option<Arc<Domain>>,
     /// The path of the rule that denied, if the call is denied.
     pub denied_by: Option<String>,
-    /// Was there no authority, so that what is sensitive was denied?
+    /// Was it decided without the authority?
+    pub degraded: bool,
+    /// Was something sensitive denied for that?
     pub unavailable: bool,
     /// One for each descriptor, in their order.
     pub statuses: Vec<Status>,

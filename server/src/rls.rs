@@ -61,7 +61,7 @@ fn said(it: RateLimitOverride) -> Result<Said, String> {
 
 impl From<Joined> for RateLimitResponse {
     fn from(joined: Joined) -> Self {
-        let Joined { domain, denied_by, statuses, .. } = joined;
+        let Joined { domain, denied_by, degraded, statuses, .. } = joined;
         let mut response = Self {
             overall_code: if denied_by.is_some() { Code::OverLimit } else { Code::Ok }.into(),
             statuses: statuses.into_iter().map(DescriptorStatus::from).collect(),
@@ -71,14 +71,20 @@ impl From<Joined> for RateLimitResponse {
         if let Some(names) = &domain.headers {
             response.response_headers_to_add = headers(names, &response.statuses);
         }
+        let mut metadata = Metadata::default();
+        if degraded {
+            metadata.put("degraded", Kind::BoolValue(true));
+        }
         if let Some(rule) = denied_by {
             let body = body(domain.body, &response.statuses);
             if !body.is_empty() {
                 response.response_headers_to_add.push(header("content-type", &"application/json"));
             }
             response.raw_body = body.into();
-            response.dynamic_metadata = Some(metadata([("domain", &domain.name), ("rule", &rule)]));
+            metadata.put("domain", Kind::StringValue(domain.name.clone()));
+            metadata.put("rule", Kind::StringValue(rule));
         }
+        response.dynamic_metadata = metadata.0;
         response
     }
 }
@@ -156,9 +162,12 @@ fn body(body: Body, statuses: &[DescriptorStatus]) -> String {
     }
 }
 
-fn metadata<const N: usize>(fields: [(&str, &String); N]) -> Struct {
-    let field = |(key, text): (&str, &String)| {
-        (key.to_owned(), Value { kind: Some(Kind::StringValue(text.clone())) })
-    };
-    Struct { fields: fields.into_iter().map(field).collect() }
+/// What Envoy's filters and logs may read; nothing unless there is something to say.
+#[derive(Default)]
+struct Metadata(Option<Struct>);
+
+impl Metadata {
+    fn put(&mut self, key: &str, kind: Kind) {
+        self.0.get_or_insert_default().fields.insert(key.to_owned(), Value { kind: Some(kind) });
+    }
 }

@@ -46,6 +46,14 @@ pub struct Limited {
     pub wait: bool,
 }
 
+impl Limited {
+    /// Must a call be denied when no authority can be asked? What is only watched is not.
+    #[must_use]
+    pub const fn is_sensitive(&self) -> bool {
+        self.sensitive && !self.shadow
+    }
+}
+
 /// All rules.
 #[derive(Clone, Debug)]
 pub struct Rules {

@@ -1,5 +1,6 @@
 //! Where buckets, strikes, blocks and leases are kept, and decided where they are kept.
 
+mod degraded;
 mod expiring;
 pub mod memory;
 pub mod redis;
@@ -9,8 +10,11 @@ use crate::config::{StoreConfig, StoreUrl};
 use crate::limit::{Cost, Decision};
 use crate::request::{Hit, Settlement};
 use async_trait::async_trait;
+use degraded::Degraded;
+pub use degraded::{Health, RETRY_UNAVAILABLE};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Keeps the state of all buckets.
@@ -32,14 +36,32 @@ pub trait Store: Send + Sync {
     /// The store could not be asked.
     async fn settle(&self, settlement: Settlement, deadline: Option<Instant>) -> Result<Cost, StoreError>;
 
-    /// Can the store be asked?
+    /// Shows whether the store can decide; returns how many instances share it, or zero if that is not known.
     ///
     /// # Errors
-    /// No, and why.
-    async fn ping(&self) -> Result<(), StoreError>;
+    /// It can not, and why.
+    async fn heartbeat(&self) -> Result<u32, StoreError>;
 }
 
-/// The store of that configuration. Does not wait for it to be reached.
+/// The store of that configuration, and how it is with it. It always answers: what can not be asked is decided in
+/// memory at this instance's share, and says so. Needs a tokio runtime; does not wait for the store to be reached.
+///
+/// # Errors
+/// The address can not be used at all.
+pub fn open(
+    config: &StoreConfig,
+    clock: &Clock,
+) -> Result<(Arc<dyn Store>, watch::Receiver<Health>), StoreError> {
+    let authority = connect(config, clock.clone())?;
+    if config.url == StoreUrl::Memory {
+        // It is its own authority, always there and alone.
+        return Ok((authority, watch::channel(Health { degraded: None, instances: 1 }).1));
+    }
+    let (store, health) = Degraded::around(authority, config, clock.clone());
+    Ok((Arc::new(store), health))
+}
+
+/// The authority of that configuration alone.
 ///
 /// # Errors
 /// The address can not be used at all.

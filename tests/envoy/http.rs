@@ -93,6 +93,8 @@ async fn bad_bodies_are_400_and_the_rest_is_told() {
 
     let reply = send(http, "GET", "/healthcheck", "").await;
     assert_eq!((reply.status, reply.body.as_str()), (200, "OK"));
+    let reply = send(http, "GET", "/ready", "").await;
+    assert_eq!((reply.status, reply.body.as_str()), (200, "ready"));
     let reply = send(http, "GET", "/rlconfig", "").await;
     let file = folder.path().join("edge.yaml");
     assert!(
@@ -109,7 +111,9 @@ async fn without_an_authority_it_is_503() {
     let (_server, http, _folder) = start("redis+unix:///nowhere/redis.sock").await;
     let reply = send(http, "POST", "/json", &user("a")).await;
     assert_eq!((reply.status, reply.header("retry-after")), (503, "1"));
-    assert_eq!(send(http, "GET", "/healthcheck", "").await.status, 500);
+    assert_eq!(send(http, "GET", "/healthcheck", "").await.status, 200);
+    let reply = send(http, "GET", "/ready", "").await;
+    assert!(reply.status == 503 && !reply.body.is_empty(), "{}", reply.body);
     // What is not limited needs no authority.
     let admin =
         json!({ "domain": "edge", "descriptors": [{ "entries": [{ "key": "admin", "value": "x" }] }] });

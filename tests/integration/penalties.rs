@@ -5,7 +5,6 @@ use crate::support::calls::{Caller, allowed, backings, denied, is_just_below, sp
 use crate::support::eventually;
 use std::time::Duration;
 use tollgate_proto::v1::{BorrowRequest, Reason};
-use tonic::Code;
 
 /// The bucket of a login holds five, and its next token is nearer than the shortest block is long.
 const CLASSES: &str = "
@@ -164,8 +163,8 @@ async fn a_sensitive_class_is_denied_when_redis_is_away() {
         assert!(span(response.retry_after) > Duration::ZERO, "{response:?}");
         assert_eq!((response.limit, response.rule.as_str()), (5, "login"));
 
-        let status = caller.try_ask("alice", "read", None).await.unwrap_err();
-        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+        let other = caller.ask("alice", "read", None).await;
+        assert!(response.degraded && other.degraded && allowed(&other), "{other:?}");
         assert!(server.process().is_running());
     }
 }

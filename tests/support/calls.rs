@@ -32,10 +32,10 @@ impl Tollgate {
         Caller(answer(endpoint.connect()).await.expect("the server takes connections"))
     }
 
-    /// A client of it, once it says that it serves: until then its store may not be reached.
+    /// A client of it, once it says that it serves with its store.
     pub(crate) async fn serving(&self) -> Caller {
         let caller = self.caller().await;
-        caller.until_health_is(ServingStatus::Serving).await;
+        caller.until_ready(true).await;
         caller
     }
 }
@@ -99,10 +99,11 @@ impl Caller {
         answer(HealthClient::new(self.channel()).check(request)).await.unwrap().into_inner().status()
     }
 
-    /// Waits until the health service says so.
-    pub(crate) async fn until_health_is(&self, wanted: ServingStatus) {
-        let what = format!("health is {wanted:?}");
-        super::eventually(&what, async || (self.health().await == wanted).then_some(())).await;
+    /// Waits until the health service says that decisions are made with the store, or without.
+    pub(crate) async fn until_ready(&self, ready: bool) {
+        let wanted = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+        let what = format!("readiness is {wanted:?}");
+        super::eventually(&what, async || (self.health_of("ready").await == wanted).then_some(())).await;
     }
 }
 

@@ -21,6 +21,7 @@ pub(super) fn decide(limit: &Limit, missing: u64, step: u64, want: Want) -> Deci
             reset_after: flow(limit, missing, step),
             wait: Duration::ZERO,
             replaced: false,
+            degraded: false,
         };
     }
     let granted = Cost::new(tokens.min(want.at_most.get()));
@@ -32,6 +33,7 @@ pub(super) fn decide(limit: &Limit, missing: u64, step: u64, want: Want) -> Deci
         reset_after: flow(limit, missing + units(limit, granted), step),
         wait: Duration::ZERO,
         replaced: false,
+        degraded: false,
     }
 }
 

@@ -4,6 +4,7 @@ mod docs;
 #[path = "../../../tests/model.rs"]
 pub(super) mod model;
 mod properties;
+mod shares;
 pub(super) mod table;
 pub(super) mod trace;
 mod windows;

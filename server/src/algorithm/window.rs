@@ -37,6 +37,7 @@ pub(super) fn decide(
             reset_after: Duration::from_micros(reset_after(0)),
             wait: Duration::ZERO,
             replaced: false,
+            degraded: false,
         };
     }
     let granted = remaining.min(want.at_most.get());
@@ -48,5 +49,6 @@ pub(super) fn decide(
         reset_after: Duration::from_micros(reset_after(granted)),
         wait: Duration::ZERO,
         replaced: false,
+        degraded: false,
     }
 }

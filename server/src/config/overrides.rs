@@ -52,6 +52,10 @@ pub struct Overrides {
     #[arg(long, value_name = "N", env = "TOLLGATE_STORE_CONNECTIONS", value_parser = by(setting::connections))]
     store_connections: Option<usize>,
 
+    /// How many instances are thought to share Redis until it tells [default: 1]
+    #[arg(long, value_name = "N", env = "TOLLGATE_STORE_INSTANCES", value_parser = by(setting::instances))]
+    store_instances: Option<u32>,
+
     /// How many buckets memory holds at most, and as many records and leases [default: 1000000]
     #[arg(long, value_name = "N", env = "TOLLGATE_MAX_KEYS", value_parser = by(setting::max_keys))]
     max_keys: Option<usize>,
@@ -71,6 +75,7 @@ impl Overrides {
         set(&mut store.prefix, self.prefix.clone());
         set(&mut store.deadline, self.store_deadline);
         set(&mut store.connections, self.store_connections);
+        set(&mut store.instances, self.store_instances);
         set(&mut store.max_keys, self.max_keys);
         set(&mut store.max_bytes, self.max_bytes);
         if !self.domains.is_empty() {

@@ -1,6 +1,7 @@
 //! What each setting may be: the same for a file, an argument and a variable.
 
 use super::StoreUrl;
+use crate::limit::Limit;
 use crate::yaml::Scalar;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -56,6 +57,10 @@ pub(super) fn deadline(given: &Scalar) -> Result<Duration, String> {
 
 pub(super) fn connections(given: &Scalar) -> Result<usize, String> {
     given.within(1..=64)
+}
+
+pub(super) fn instances(given: &Scalar) -> Result<u32, String> {
+    given.within(1..=Limit::MOST_SHARES)
 }
 
 pub(super) fn max_keys(given: &Scalar) -> Result<usize, String> {

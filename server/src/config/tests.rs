@@ -44,8 +44,8 @@ fn what_is_not_said_has_a_default() {
 fn what_is_said_holds() {
     let config = with(
         "server: { grpc: 0.0.0.0:1, http: \"[::1]:2\", max_key_bytes: 65536, max_in_flight: 1 }\n\
-         store: { url: redis://cache/1, prefix: \"a:é\", deadline: 1s 500ms, connections: 64, max_keys: 100000000,
-                  max_bytes: 1000000 }",
+         store: { url: redis://cache/1, prefix: \"a:é\", deadline: 1s 500ms, connections: 64, instances: 500,
+                  max_keys: 100000000, max_bytes: 1000000 }",
     );
     let server = Server {
         grpc: "0.0.0.0:1".parse().unwrap(),
@@ -58,6 +58,7 @@ fn what_is_said_holds() {
         prefix: "a:é".to_owned(),
         deadline: Duration::from_millis(1500),
         connections: 64,
+        instances: 500,
         max_keys: 100_000_000,
         max_bytes: 1_000_000,
     };
@@ -229,6 +230,7 @@ fn overrides_beat_the_file() {
         "--prefix=123",
         "--store-deadline=5ms",
         "--store-connections=6",
+        "--store-instances=9",
         "--max-keys=7",
         "--max-bytes=8000000",
     ])
@@ -247,6 +249,7 @@ fn overrides_beat_the_file() {
         prefix: "123".to_owned(),
         deadline: Duration::from_millis(5),
         connections: 6,
+        instances: 9,
         max_keys: 7,
         max_bytes: 8_000_000,
     };
@@ -265,6 +268,7 @@ fn a_wrong_override_is_named() {
         ("--prefix={", "without braces"),
         ("--store-deadline=11s", "expected a duration from 1ms to 10s, got \"11s\""),
         ("--store-connections=65", "from 1 to 64, got 65"),
+        ("--store-instances=501", "from 1 to 500, got 501"),
         ("--max-bytes=9", "from 1000000 to 1000000000000, got 9"),
         ("--max-keys=-1", "from 1 to 100000000, got \"-1\""),
     ] {
@@ -290,6 +294,7 @@ fn help_shows_the_defaults_that_hold() {
         ("PREFIX", store.prefix),
         ("STORE_DEADLINE", humantime::format_duration(store.deadline).to_string()),
         ("STORE_CONNECTIONS", store.connections.to_string()),
+        ("STORE_INSTANCES", store.instances.to_string()),
         ("MAX_KEYS", store.max_keys.to_string()),
         ("MAX_BYTES", store.max_bytes.to_string()),
     ] {

@@ -1,8 +1,8 @@
 //! Descriptors: each meets a rule or none, the rules that are met become hits, and the decisions on those are
 //! joined into one answer.
 
-use super::{Engine, RETRY_UNAVAILABLE, Refusal, in_time};
-use crate::limit::{Cost, Decision, Want};
+use super::{Engine, Refusal, in_time};
+use crate::limit::{Cost, Decision, Reason, Want};
 use crate::name::BucketName;
 use crate::request::{Charge, Described, Descriptor, Hit, Hits, Joined, Status};
 use crate::rules::domain::{Domain, DomainRule, Meter};
@@ -37,7 +37,7 @@ impl Engine {
     /// Decides one call by its descriptors: by default all of them are charged, or none.
     ///
     /// # Errors
-    /// The request can not be, or the store could not be asked and no sensitive rule is met.
+    /// The request can not be, or the store could not be asked.
     pub async fn should_descriptors_pass(&self, request: Described) -> Result<Joined, Refusal> {
         let Described { domain, descriptors, deadline } = request;
         check(&domain, &descriptors)?;
@@ -45,26 +45,25 @@ impl Engine {
         let rules = self.rules.load_full();
         let Some(domain) = rules.domain(&domain) else {
             let statuses = descriptors.iter().map(|_| Status::Free).collect();
-            return Ok(Joined { domain: None, denied_by: None, unavailable: false, statuses });
+            return Ok(Joined {
+                domain: None,
+                denied_by: None,
+                degraded: false,
+                unavailable: false,
+                statuses,
+            });
         };
         let met = met(domain, &descriptors)?;
         let Plan { names, buckets, places } = Plan::new(domain, &descriptors, &met);
 
         let decisions = if buckets.is_empty() {
-            Ok(Vec::new())
+            Vec::new()
         } else {
             let hits = buckets.iter().zip(names).map(|(bucket, name)| bucket.hit(name)).collect();
-            self.store.decide(hits, deadline).await
+            self.store.decide(hits, deadline).await?
         };
-        let unavailable = decisions.is_err();
-        let decisions = match decisions {
-            Ok(decisions) => decisions,
-            // Without an authority whatever is sensitive is denied; the rest is not known to be over.
-            Err(_) if buckets.iter().any(Bucket::is_sensitive) => {
-                buckets.iter().map(Bucket::unavailable).collect()
-            }
-            Err(error) => return Err(error.into()),
-        };
+        let degraded = decisions.iter().any(|decision| decision.degraded);
+        let unavailable = decisions.iter().any(|decision| decision.denied == Some(Reason::Unavailable));
         for (bucket, _) in buckets.iter().zip(&decisions).filter(|(_, decision)| decision.replaced) {
             let rule = bucket.rule.map_or("a limit of requests", |rule| &rule.path);
             self.starts_anew(&format!("{}: {rule}", domain.name), bucket.meter.limited.algorithm);
@@ -80,7 +79,7 @@ impl Engine {
             },
         };
         let statuses = met.into_iter().zip(places).map(status).collect();
-        Ok(Joined { domain: Some(domain.clone()), denied_by, unavailable, statuses })
+        Ok(Joined { domain: Some(domain.clone()), denied_by, degraded, unavailable, statuses })
     }
 }
 
@@ -239,20 +238,12 @@ impl Bucket<'_> {
             algorithm: limited.algorithm,
             want: Want::exactly(Cost::new(wish)),
             shadow: limited.shadow,
+            sensitive: limited.is_sensitive(),
             quota: *quota,
             charge,
             strikes: limited.strikes(0, take > 0),
             lease: None,
         }
-    }
-
-    fn is_sensitive(&self) -> bool {
-        self.meter.limited.sensitive && !self.meter.limited.shadow
-    }
-
-    /// What is said of it when the store could not be asked.
-    fn unavailable(&self) -> Decision {
-        if self.is_sensitive() { Decision::blocked(RETRY_UNAVAILABLE) } else { Decision::UNKNOWN }
     }
 
     fn is_over(&self, decision: &Decision) -> bool {

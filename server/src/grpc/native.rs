@@ -92,7 +92,7 @@ impl From<Verdict> for v1::ShouldRateLimitResponse {
             retry_after: denied.and_then(|_| span(verdict.retry_after)),
             reset_after: span(verdict.reset_after),
             reason: reason(denied),
-            degraded: false,
+            degraded: verdict.degraded,
             wait: span(verdict.wait).filter(|_| verdict.wait > Duration::ZERO),
             rule: verdict.rule,
             cost: tokens(verdict.cost),
@@ -114,7 +114,7 @@ impl From<Lease> for v1::BorrowResponse {
             reason: reason(lease.denied),
             leasable: lease.leasable,
             fallback: lease.fallback.map(fallback),
-            degraded: false,
+            degraded: lease.degraded,
             gateways: 0,
             cost: tokens(lease.cost),
         }

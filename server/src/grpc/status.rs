@@ -1,8 +1,8 @@
 //! The one table from a refusal to a gRPC status.
 
-use crate::engine::{RETRY_UNAVAILABLE, Refusal};
+use crate::engine::Refusal;
 use crate::shed::{self, Full};
-use crate::store::StoreError;
+use crate::store::{RETRY_UNAVAILABLE, StoreError};
 use std::time::Duration;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};

@@ -130,6 +130,16 @@ impl<V: Weigh> Expiring<V> {
         Some(entry)
     }
 
+    /// Drops all that has ended, and the room that it took.
+    pub(super) fn drop_ended(&mut self, now: Timestamp) {
+        let before = self.entries.len();
+        self.entries.retain(|_, entry| entry.ends > now);
+        if self.entries.len() < before {
+            self.entries.shrink_to_fit();
+            self.bytes = self.entries.iter().map(|(name, entry)| weight(name, &entry.value)).sum();
+        }
+    }
+
     fn sweep(&mut self, now: Timestamp) {
         for _ in 0..LOOKS {
             let at = self.next();
@@ -193,6 +203,18 @@ mod tests {
         assert_eq!(map.take("a", at(5)), None);
         map.put("a", 2, at(9), at(6));
         assert_eq!((map.take("a", at(6)), map.take("a", at(6))), (Some(2), None));
+    }
+
+    #[test]
+    fn all_that_has_ended_can_be_dropped_at_once() {
+        let mut map = Expiring::new(entries(100));
+        for n in 0..100 {
+            map.put(&n.to_string(), n, at(n), at(0));
+        }
+        map.drop_ended(at(90));
+        assert_eq!((map.len(), map.get("91", at(90))), (9, Some(&91)));
+        map.drop_ended(at(200));
+        assert_eq!((map.len(), map.bytes(), map.dropped()), (0, 0, 0));
     }
 
     #[test]

@@ -100,6 +100,17 @@ impl Memory {
         all
     }
 
+    /// Drops all that has ended from one shard, another at each turn: for a store that nothing is put in any more.
+    pub(super) fn sweep(&self, turn: usize) {
+        if let Some(shard) = self.shards.get(turn % SHARDS) {
+            let Shard { buckets, records, leases } = &mut *shard.lock();
+            let now = self.clock.now();
+            buckets.drop_ended(now);
+            records.drop_ended(now);
+            leases.drop_ended(now);
+        }
+    }
+
     /// Which shard holds everything about a subject.
     fn place(&self, subject: &str) -> usize {
         let [byte, ..] = self.hasher.hash_one(subject).to_le_bytes();
@@ -108,7 +119,7 @@ impl Memory {
 }
 
 impl Memory {
-    fn decide_now(&self, hits: &[Hit]) -> Vec<Decision> {
+    pub(super) fn decide_now(&self, hits: &[Hit]) -> Vec<Decision> {
         let places: Vec<usize> = hits.iter().map(|hit| self.place(hit.bucket.subject())).collect();
         let mut shards = Locked::new(self, &places);
         // Read under the locks: a later holder of a lock sees a later time.
@@ -127,7 +138,7 @@ impl Memory {
                     shard.overdraw(hit, decision, now);
                     shard.strike(hit, decision, now);
                 }
-                Some(Reason::Blocked) => {}
+                Some(Reason::Blocked | Reason::Unavailable) => {}
                 None if held_up && hit.charge == Charge::IfAllowed => *decision = shard.peek(hit, now),
                 None => shard.charge(hit, decision.granted, decision.reset_after, now),
             }
@@ -135,7 +146,7 @@ impl Memory {
         decisions
     }
 
-    fn settle_now(&self, settlement: &Settlement) -> Cost {
+    pub(super) fn settle_now(&self, settlement: &Settlement) -> Cost {
         let bucket = settlement.id.bucket();
         let places = [self.place(bucket.subject())];
         let mut shards = Locked::new(self, &places);
@@ -304,8 +315,8 @@ impl Store for Memory {
         Ok(self.settle_now(&settlement))
     }
 
-    async fn ping(&self) -> Result<(), StoreError> {
-        Ok(())
+    async fn heartbeat(&self) -> Result<u32, StoreError> {
+        Ok(1)
     }
 }
 
@@ -330,6 +341,7 @@ mod tests {
             algorithm,
             want: Want::exactly(Cost::new(cost)),
             shadow: false,
+            sensitive: false,
             quota: false,
             charge: Charge::IfAllowed,
             strikes: None,
@@ -362,6 +374,7 @@ mod tests {
                     algorithm,
                     want: Want::exactly(Cost::new(1)),
                     shadow: false,
+                    sensitive: false,
                     quota: false,
                     charge: Charge::IfAllowed,
                     strikes: None,

@@ -13,6 +13,7 @@
 pub mod batch;
 mod denials;
 mod lane;
+mod presence;
 mod script;
 
 use super::{Store, StoreError};
@@ -22,7 +23,7 @@ use crate::limit::{Cost, Decision};
 use crate::request::{Hit, Settlement};
 use async_trait::async_trait;
 use batch::{Answer, Call};
-use deadpool_redis::redis::{AsyncConnectionConfig, RedisError, Script};
+use deadpool_redis::redis::{AsyncConnectionConfig, Client, RedisError, Script};
 use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
 use denials::Denials;
 use lane::{Job, Lane};
@@ -30,14 +31,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, oneshot};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 /// Calls that may wait for a lane.
 const WAITING: usize = 8192;
 
-/// Does what decisions need to be able to do: run a script that writes. Nobody ever sees the key.
-static PROBE: LazyLock<Script> =
-    LazyLock::new(|| Script::new("redis.call('SET', KEYS[1], '', 'PX', 1000) redis.call('DEL', KEYS[1])"));
+/// Does what decisions need to be able to do: run a script that writes; nobody ever sees the key. Then it tells how
+/// many instances [listen](presence), if it may know.
+static HEARTBEAT: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "redis.call('SET', KEYS[1], '', 'PX', 1000)\n\
+         redis.call('DEL', KEYS[1])\n\
+         return redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])[2] or 0",
+    )
+});
 
 /// Keeps everything in Redis.
 pub struct Redis {
@@ -50,6 +58,7 @@ pub struct Redis {
     probing: Mutex<Option<(Connection, u64)>>,
     prefix: String,
     deadline: Duration,
+    presence: AbortHandle,
 }
 
 /// What lanes and probes know together of the way to Redis.
@@ -92,6 +101,8 @@ impl Redis {
             .build()
             .map_err(|e| unusable(&e))?;
 
+        let client = Client::open(url.reveal()).map_err(|e| unusable(&e))?;
+
         let (queue, jobs) = async_channel::bounded(WAITING);
         let link = Arc::new(Link::default());
         let denials = Arc::new(Denials::new(clock.clone()));
@@ -116,6 +127,7 @@ impl Redis {
             probing: Mutex::default(),
             prefix: config.prefix.clone(),
             deadline: config.deadline,
+            presence: tokio::spawn(presence::listen(client, channel(&config.prefix))).abort_handle(),
         })
     }
 
@@ -157,7 +169,7 @@ impl Store for Redis {
         }
     }
 
-    async fn ping(&self) -> Result<(), StoreError> {
+    async fn heartbeat(&self) -> Result<u32, StoreError> {
         let mut probing = self.probing.lock().await;
         if let Some((connection, generation)) = probing.take()
             && generation == self.link.generation()
@@ -186,13 +198,13 @@ impl Redis {
         held: &mut Option<(Connection, u64)>,
         mut connection: Connection,
         generation: u64,
-    ) -> Result<(), StoreError> {
-        let mut probe = PROBE.prepare_invoke();
-        probe.key(format!("{}:probe", self.prefix));
-        let error = match timeout(self.deadline, probe.invoke_async::<()>(&mut *connection)).await {
-            Ok(Ok(())) => {
+    ) -> Result<u32, StoreError> {
+        let mut beat = HEARTBEAT.prepare_invoke();
+        beat.key(format!("{}:probe", self.prefix)).arg(channel(&self.prefix));
+        let error = match timeout(self.deadline, beat.invoke_async(&mut *connection)).await {
+            Ok(Ok(instances)) => {
                 *held = Some((connection, generation));
-                return Ok(());
+                return Ok(instances);
             }
             Ok(Err(error)) if error.code().is_some() => StoreError::Failed(error.to_string()),
             Ok(Err(error)) => lost(&error),
@@ -210,6 +222,17 @@ impl Redis {
         self.link.lose(generation);
         self.denials.forget_all();
     }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.presence.abort();
+    }
+}
+
+/// Where instances listen that share these keys.
+fn channel(prefix: &str) -> String {
+    format!("{prefix}:instances")
 }
 
 /// Is that what a replica says?

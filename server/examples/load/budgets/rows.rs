@@ -92,7 +92,7 @@ pub(super) async fn redis(bench: &Bench, table: &mut Table) -> anyhow::Result<()
     table.run("P2 do-nothing, one caller", &theirs);
     table.run("P2 Redis, one caller", &ours);
     let mut figure = |what, budget, figure| table.figure("P2", what, budget, figure);
-    // The look at Redis's health, once a second, is a script call as well.
+    // The heartbeat, once a second, is a script call as well.
     figure(
         "one caller alone: scripts a decision",
         Budget::Within(0.99, 1.01),

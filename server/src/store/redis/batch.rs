@@ -344,6 +344,7 @@ mod tests {
             algorithm: &ALL[0],
             want: Want::exactly(Cost::new(cost)),
             shadow: false,
+            sensitive: false,
             quota: false,
             charge: Charge::IfAllowed,
             strikes: None,

@@ -314,6 +314,7 @@ mod tests {
             algorithm: &ALL[0],
             want: Want::exactly(Cost::ONE),
             shadow: false,
+            sensitive: false,
             quota: false,
             charge: Charge::IfAllowed,
             strikes: None,
