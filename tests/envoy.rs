@@ -55,8 +55,8 @@ impl Served {
         let file = folder.path().join("tollgate.yaml");
         std::fs::write(&file, "domains: [ rules ]\n").unwrap();
         let mut config = Config::check(&file).unwrap();
-        if let Some(redis) = &store.redis {
-            config.store.url = StoreUrl::new(&redis.url()).unwrap();
+        if let Some(url) = store.url() {
+            config.store.url = StoreUrl::new(&url).unwrap();
             config.store.deadline = Duration::from_secs(10);
         }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

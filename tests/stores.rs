@@ -1,7 +1,9 @@
 //! What the tests of stores share: one store of each kind, and what one is asked.
 
+use crate::support::several::Cluster;
 use crate::support::{DEADLINE, Engine, Redis, engines};
 use deadpool_redis::redis::{FromRedisValue as _, cmd};
+use futures_util::future::join_all;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Barrier;
@@ -21,6 +23,8 @@ pub(crate) struct Tested {
     pub(crate) name: String,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) redis: Option<Redis>,
+    /// Or the cluster.
+    pub(crate) cluster: Option<Cluster>,
     clock: Clock,
 }
 
@@ -28,10 +32,15 @@ impl Tested {
     /// As another instance of Tollgate would: a store of its own on the same Redis. Memory can not be shared,
     /// so there it is the same one.
     pub(crate) fn another(&self) -> Arc<dyn Store> {
-        match &self.redis {
-            Some(redis) => open(&redis.url(), &self.clock),
+        match self.url() {
+            Some(url) => open(&url, &self.clock),
             None => self.store.clone(),
         }
+    }
+
+    /// Where its Redis is, if it has one.
+    pub(crate) fn url(&self) -> Option<String> {
+        self.redis.as_ref().map(Redis::url).or_else(|| self.cluster.as_ref().map(Cluster::url))
     }
 
     /// Says a command to its Redis.
@@ -59,10 +68,11 @@ impl Tested {
 }
 
 /// A kind of store.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Memory,
     On(Engine),
+    Cluster(Engine),
 }
 
 /// Memory, and Redis by each engine that is here.
@@ -71,17 +81,23 @@ pub(crate) fn kinds() -> Vec<Kind> {
     [Kind::Memory].into_iter().chain(on_redis).collect()
 }
 
+/// Those, and a cluster by each engine: for what must hold where a call's buckets are on several servers.
+pub(crate) fn kinds_and_clusters() -> Vec<Kind> {
+    kinds().into_iter().chain(engines().into_iter().map(Kind::Cluster)).collect()
+}
+
 impl Kind {
     /// A new and empty one.
     pub(crate) async fn start(self, clock: &Clock) -> Tested {
-        let (store, redis) = match self {
-            Self::Memory => (memory(clock), None),
-            Self::On(engine) => {
-                let redis = Redis::start(engine).await;
-                (open(&redis.url(), clock), Some(redis))
-            }
+        let (redis, cluster) = match self {
+            Self::Memory => (None, None),
+            Self::On(engine) => (Some(Redis::start(engine).await), None),
+            Self::Cluster(engine) => (None, Some(Cluster::start(engine, false).await)),
         };
-        Tested { name: format!("{self:?}"), store, redis, clock: clock.clone() }
+        let store = memory(clock);
+        let mut tested = Tested { name: format!("{self:?}"), store, redis, cluster, clock: clock.clone() };
+        tested.store = tested.another();
+        tested
     }
 }
 
@@ -92,6 +108,11 @@ pub(crate) async fn each(clock: &Clock) -> Vec<Tested> {
         all.push(kind.start(clock).await);
     }
     all
+}
+
+/// One of each kind and on a cluster by each engine, new and by the same clock.
+pub(crate) async fn each_and_clusters(clock: &Clock) -> Vec<Tested> {
+    join_all(kinds_and_clusters().into_iter().map(|kind| kind.start(clock))).await
 }
 
 /// One on Redis by each engine that is here.

@@ -29,4 +29,5 @@ mod script;
 mod stores;
 mod support;
 mod tidy;
+mod topologies;
 mod traffic;

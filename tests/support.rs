@@ -3,9 +3,11 @@
 //! Everything lives in a temporary folder and listens on a socket in it or on a port nobody else has, so that
 //! tests run side by side and again and again.
 
+pub(crate) mod authority;
 pub(crate) mod calls;
 pub(crate) mod raw;
 pub(crate) mod relay;
+pub(crate) mod several;
 
 use deadpool_redis::redis;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -177,7 +179,7 @@ pub(crate) fn engines() -> Vec<Engine> {
 }
 
 impl Engine {
-    fn program(self) -> PathBuf {
+    pub(crate) fn program(self) -> PathBuf {
         match self {
             Self::Valkey => peer("valkey-server", "TOLLGATE_TEST_VALKEY"),
             Self::Redis7 => redis_server().expect("a redis-server 7 or later on the PATH"),
@@ -204,6 +206,8 @@ fn redis_server() -> Option<PathBuf> {
 pub(crate) struct Redis {
     engine: Engine,
     listens: Listens,
+    /// Its arguments beside where it listens and where it keeps files.
+    more: Vec<String>,
     // Before the folder, so that it is gone when the folder goes.
     process: Process,
     folder: TempDir,
@@ -219,8 +223,8 @@ impl Redis {
     /// One that listens on a socket in its folder and on no port.
     pub(crate) async fn start(engine: Engine) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let process = Self::spawn(engine, Listens::OnSocket, folder.path());
-        let mut redis = Self { engine, listens: Listens::OnSocket, process, folder };
+        let process = Self::spawn(engine, Listens::OnSocket, folder.path(), &[]);
+        let mut redis = Self { engine, listens: Listens::OnSocket, more: Vec::new(), process, folder };
         redis.until_it_answers().await;
         redis
     }
@@ -230,8 +234,8 @@ impl Redis {
         loop {
             let folder = tempfile::tempdir().unwrap();
             let listens = Listens::OnPort(free_port());
-            let process = Self::spawn(engine, listens, folder.path());
-            let mut redis = Self { engine, listens, process, folder };
+            let process = Self::spawn(engine, listens, folder.path(), &[]);
+            let mut redis = Self { engine, listens, more: Vec::new(), process, folder };
             if redis.answers_or_ends().await {
                 return redis;
             }
@@ -242,9 +246,23 @@ impl Redis {
         }
     }
 
-    fn spawn(engine: Engine, listens: Listens, folder: &Path) -> Process {
+    /// One on that port, with more arguments, or nothing if somebody else has the port by now.
+    pub(crate) async fn start_with(
+        engine: Engine,
+        port: u16,
+        folder: TempDir,
+        more: &[&str],
+    ) -> Option<Self> {
+        let listens = Listens::OnPort(port);
+        let more: Vec<String> = more.iter().map(ToString::to_string).collect();
+        let process = Self::spawn(engine, listens, folder.path(), &more);
+        let mut redis = Self { engine, listens, more, process, folder };
+        redis.answers_or_ends().await.then_some(redis)
+    }
+
+    fn spawn(engine: Engine, listens: Listens, folder: &Path, more: &[String]) -> Process {
         let mut command = Command::new(engine.program());
-        command.arg("--dir").arg(folder).args(["--save", "", "--appendonly", "no"]);
+        command.arg("--dir").arg(folder).args(["--save", "", "--appendonly", "no"]).args(more);
         match listens {
             Listens::OnSocket => command.args(["--port", "0", "--unixsocket"]).arg(socket(folder)),
             Listens::OnPort(port) => command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]),
@@ -257,6 +275,14 @@ impl Redis {
         match self.listens {
             Listens::OnSocket => format!("redis+unix://{}", socket(self.folder.path()).display()),
             Listens::OnPort(port) => format!("redis://127.0.0.1:{port}"),
+        }
+    }
+
+    /// The port that it listens on.
+    pub(crate) fn port(&self) -> u16 {
+        match self.listens {
+            Listens::OnPort(port) => port,
+            Listens::OnSocket => panic!("it listens on a socket"),
         }
     }
 
@@ -278,7 +304,7 @@ impl Redis {
     /// Ends it, if it has not ended, and starts it again at the same place. It is empty then.
     pub(crate) async fn restart(&mut self) {
         self.kill();
-        self.process = Self::spawn(self.engine, self.listens, self.folder.path());
+        self.process = Self::spawn(self.engine, self.listens, self.folder.path(), &self.more);
         self.until_it_answers().await;
     }
 

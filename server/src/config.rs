@@ -4,26 +4,26 @@
 
 mod overrides;
 mod setting;
+mod store;
 #[cfg(test)]
 mod tests;
 mod url;
 
 pub use crate::yaml::{Fault, Faults};
 pub use overrides::Overrides;
-pub use url::{RedisUrl, StoreUrl, StoreUrlError};
+pub use store::{StoreConfig, StoreTls};
+use store::{StoreSettings, store};
+pub use url::{RedisUrl, StoreUrl, StoreUrlError, Topology};
 
 use crate::rules::Rules;
 use crate::rules::file::{Classes, compile};
 use crate::yaml::{self, Given, MOST_BYTES, Report, Scalar, Text};
 use serde::Deserialize;
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// The file that is used if none is named.
 pub const DEFAULT_FILE: &str = "tollgate.yaml";
@@ -73,39 +73,6 @@ impl Default for Server {
     }
 }
 
-/// Where the process keeps buckets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoreConfig {
-    /// Which store.
-    pub url: StoreUrl,
-    /// What every key in Redis begins with.
-    pub prefix: String,
-    /// How long an answer of Redis may take.
-    pub deadline: Duration,
-    /// How many connections to Redis there are at most.
-    pub connections: usize,
-    /// How many instances are thought to share it until it tells.
-    pub instances: u32,
-    /// How many buckets memory holds at most.
-    pub max_keys: usize,
-    /// How many bytes memory takes for them at most.
-    pub max_bytes: usize,
-}
-
-impl Default for StoreConfig {
-    fn default() -> Self {
-        Self {
-            url: StoreUrl::Memory,
-            prefix: "rl".to_owned(),
-            deadline: Duration::from_millis(25),
-            connections: 4,
-            instances: 1,
-            max_keys: 1_000_000,
-            max_bytes: 1 << 30,
-        }
-    }
-}
-
 /// Who said what the rules are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -113,6 +80,16 @@ pub enum Source {
     File(PathBuf),
     /// Nobody: [`BUILT_IN`] holds.
     BuiltIn,
+}
+
+impl Source {
+    /// What paths in it are relative to.
+    fn folder(&self) -> &Path {
+        match self {
+            Self::File(path) => path.parent().unwrap_or(Path::new("")),
+            Self::BuiltIn => Path::new(""),
+        }
+    }
 }
 
 impl fmt::Display for Source {
@@ -170,7 +147,7 @@ impl Config {
         let file: Settings = yaml::read(&name, text)?;
         let mut report = Report::new(&name);
         let server = server(&file.server, &mut report);
-        let store = store(&file.store, &mut report);
+        let store = store(&file.store, source.folder(), &mut report);
         let domains = domains(&file.domains, &source, &mut report);
         let rules = if file.domains.value().is_some() && file.classes.value().is_none() {
             Rules::new([])
@@ -183,14 +160,11 @@ impl Config {
 
 /// The files and folders of a list, which are relative to the file.
 fn domains(given: &Given<Vec<Given<Text>>>, source: &Source, report: &mut Report) -> Vec<PathBuf> {
-    let folder = match source {
-        Source::File(path) => path.parent().unwrap_or(Path::new("")),
-        Source::BuiltIn => Path::new(""),
-    };
+    let folder = source.folder();
     let mut at = report.section("domains", given.place());
     let list = given.value().into_iter().flatten().enumerate();
     list.filter_map(|(n, given)| {
-        at.get(&n.to_string(), given, |path| setting::domains(folder.join(path.bounded(1..=4096)?)))
+        at.get(&n.to_string(), given, |path| setting::there(folder.join(path.bounded(1..=4096)?)))
     })
     .collect()
 }
@@ -222,75 +196,6 @@ struct ServerSettings {
     max_in_flight: Given<Scalar>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct StoreMapping {
-    url: Given<Scalar>,
-    prefix: Given<Scalar>,
-    deadline: Given<Scalar>,
-    connections: Given<Scalar>,
-    instances: Given<Scalar>,
-    max_keys: Given<Scalar>,
-    max_bytes: Given<Scalar>,
-}
-
-enum StoreSettings {
-    /// What should be a URL.
-    Url(Scalar),
-    Mapping(Box<StoreMapping>),
-}
-
-impl<'de> Deserialize<'de> for StoreSettings {
-    fn deserialize<D: Deserializer<'de>>(yaml: D) -> Result<Self, D::Error> {
-        yaml.deserialize_any(StoreVisitor)
-    }
-}
-
-struct StoreVisitor;
-
-impl<'de> Visitor<'de> for StoreVisitor {
-    type Value = StoreSettings;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("`memory`, a URL such as redis://host:port/db, or a mapping")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<StoreSettings, E> {
-        Ok(StoreSettings::Url(Scalar::Text(text.to_owned())))
-    }
-
-    // The rest is wrong, but an error from here would have no place.
-
-    fn visit_unit<E>(self) -> Result<StoreSettings, E> {
-        Ok(StoreSettings::Url(Scalar::Null))
-    }
-
-    fn visit_bool<E>(self, flag: bool) -> Result<StoreSettings, E> {
-        Ok(StoreSettings::Url(Scalar::Flag(flag)))
-    }
-
-    fn visit_u64<E>(self, n: u64) -> Result<StoreSettings, E> {
-        Ok(StoreSettings::Url(Scalar::Whole(n)))
-    }
-
-    fn visit_i64<E>(self, n: i64) -> Result<StoreSettings, E> {
-        Ok(StoreSettings::Url(Scalar::Other(n.to_string())))
-    }
-
-    fn visit_f64<E>(self, n: f64) -> Result<StoreSettings, E> {
-        Ok(StoreSettings::Url(Scalar::Other(n.to_string())))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<StoreSettings, A::Error> {
-        Scalar::deserialize(SeqAccessDeserializer::new(list)).map(StoreSettings::Url)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StoreSettings, A::Error> {
-        StoreMapping::deserialize(MapAccessDeserializer::new(map))
-            .map(|it| StoreSettings::Mapping(Box::new(it)))
-    }
-}
-
 fn server(given: &Given<ServerSettings>, report: &mut Report) -> Server {
     let mut server = Server::default();
     let Some(settings) = given.value() else { return server };
@@ -300,28 +205,6 @@ fn server(given: &Given<ServerSettings>, report: &mut Report) -> Server {
     set(&mut server.max_key_bytes, at.get("max_key_bytes", &settings.max_key_bytes, setting::max_key_bytes));
     set(&mut server.max_in_flight, at.get("max_in_flight", &settings.max_in_flight, setting::max_in_flight));
     server
-}
-
-fn store(given: &Given<StoreSettings>, report: &mut Report) -> StoreConfig {
-    let mut store = StoreConfig::default();
-    match given.value() {
-        None => {}
-        Some(StoreSettings::Url(url)) => match setting::store(url) {
-            Ok(url) => store.url = url,
-            Err(message) => report.section("store", given.place()).fault("", None, message),
-        },
-        Some(StoreSettings::Mapping(settings)) => {
-            let mut at = report.section("store", given.place());
-            set(&mut store.url, at.get("url", &settings.url, setting::store));
-            set(&mut store.prefix, at.get("prefix", &settings.prefix, setting::prefix));
-            set(&mut store.deadline, at.get("deadline", &settings.deadline, setting::deadline));
-            set(&mut store.connections, at.get("connections", &settings.connections, setting::connections));
-            set(&mut store.instances, at.get("instances", &settings.instances, setting::instances));
-            set(&mut store.max_keys, at.get("max_keys", &settings.max_keys, setting::max_keys));
-            set(&mut store.max_bytes, at.get("max_bytes", &settings.max_bytes, setting::max_bytes));
-        }
-    }
-    store
 }
 
 fn set<T>(setting: &mut T, value: Option<T>) {

@@ -30,7 +30,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Serve until SIGTERM or SIGINT
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Say whether rules are valid, or everything that is wrong and where
     Check(check::Check),
     /// Ask a server for one decision
@@ -51,7 +51,7 @@ struct Serve {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let done = match arguments.command.unwrap_or(Command::Serve(arguments.serve)) {
+    let done = match arguments.command.unwrap_or(Command::Serve(Box::new(arguments.serve))) {
         Command::Serve(arguments) => serve(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Check(arguments) => Ok(check::check(&arguments)),
         Command::Ask(arguments) => ask::ask(&arguments).map(|()| ExitCode::SUCCESS),

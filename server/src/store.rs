@@ -72,6 +72,22 @@ pub fn connect(config: &StoreConfig, clock: Clock) -> Result<Arc<dyn Store>, Sto
     })
 }
 
+/// Does a denial hold the call up? One of a shadow hit does not, and those of quotas only together.
+fn held_up(hits: &[Hit], decisions: &[Decision]) -> bool {
+    let (mut quotas, mut denied) = (0, 0);
+    for (hit, decision) in hits.iter().zip(decisions).filter(|(hit, _)| !hit.shadow) {
+        match (hit.quota, decision.allowed()) {
+            (false, false) => return true,
+            (false, true) => {}
+            (true, allowed) => {
+                quotas += 1;
+                denied += usize::from(!allowed);
+            }
+        }
+    }
+    quotas > 0 && quotas == denied
+}
+
 /// Why a store could not be asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

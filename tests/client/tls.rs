@@ -2,31 +2,20 @@
 
 use super::decide;
 use crate::support::DEADLINE;
+use crate::support::authority::Authority;
 use crate::support::calls::answer;
 use crate::support::relay::Relay;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tollgate_client::{Certificate, Client, ClientTlsConfig, Identity};
 use tonic::transport::ServerTlsConfig;
 
-/// An authority of the test's own.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
 impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
     fn certificate(&self) -> Certificate {
-        Certificate::from_pem(self.0.pem())
+        Certificate::from_pem(self.pem())
     }
 
     fn identity(&self, name: &str) -> Identity {
-        let key = KeyPair::generate().unwrap();
-        let certificate =
-            CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &self.0).unwrap();
-        Identity::from_pem(certificate.pem(), key.serialize_pem())
+        let (certificate, key) = self.sign(name);
+        Identity::from_pem(certificate, key)
     }
 }
 

@@ -36,9 +36,26 @@ pub struct Overrides {
     #[arg(long, value_name = "CALLS", env = "TOLLGATE_MAX_IN_FLIGHT", value_parser = by(setting::max_in_flight))]
     max_in_flight: Option<usize>,
 
-    /// Where buckets are kept: `memory`, `redis://host:port/db` or `redis+unix:///path?db=0` [default: memory]
+    /// Where buckets are kept: `memory`, `redis://host:port/db`, `redis+unix:///path?db=0`,
+    /// `redis-sentinel://host:port,host:port/name`, `redis-cluster://host:port,host:port`; `rediss…` by TLS [default: memory]
     #[arg(long, value_name = "URL", env = "TOLLGATE_STORE", hide_env_values = true)]
     store: Option<Hidden>,
+
+    /// A file with the password of Redis, in place of the URL's [default: none]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_STORE_PASSWORD_FILE")]
+    store_password_file: Option<PathBuf>,
+
+    /// The authority that has signed the certificate of a Redis by TLS, in PEM [default: the system's]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_STORE_TLS_CA")]
+    store_tls_ca: Option<PathBuf>,
+
+    /// A certificate to show to Redis, in PEM [default: none]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_STORE_TLS_CERT", requires = "store_tls_key")]
+    store_tls_cert: Option<PathBuf>,
+
+    /// The key of that certificate, in PEM [default: none]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_STORE_TLS_KEY", requires = "store_tls_cert")]
+    store_tls_key: Option<PathBuf>,
 
     /// What every key in Redis begins with [default: rl]
     #[arg(long, value_name = "TEXT", env = "TOLLGATE_PREFIX", value_parser = text(setting::prefix))]
@@ -72,6 +89,16 @@ impl Overrides {
         set(&mut server.http, self.http);
         set(&mut server.max_key_bytes, self.max_key_bytes);
         set(&mut server.max_in_flight, self.max_in_flight);
+        for (setting, path) in [
+            (&mut store.password_file, &self.store_password_file),
+            (&mut store.tls.ca, &self.store_tls_ca),
+            (&mut store.tls.cert, &self.store_tls_cert),
+            (&mut store.tls.key, &self.store_tls_key),
+        ] {
+            if path.is_some() {
+                setting.clone_from(path);
+            }
+        }
         set(&mut store.prefix, self.prefix.clone());
         set(&mut store.deadline, self.store_deadline);
         set(&mut store.connections, self.store_connections);
@@ -79,7 +106,7 @@ impl Overrides {
         set(&mut store.max_keys, self.max_keys);
         set(&mut store.max_bytes, self.max_bytes);
         if !self.domains.is_empty() {
-            let there = self.domains.iter().cloned().map(setting::domains).collect::<Result<_, _>>();
+            let there = self.domains.iter().cloned().map(setting::there).collect::<Result<_, _>>();
             config.domains = there.map_err(|message| ConfigError::Override {
                 name: "--domains or TOLLGATE_DOMAINS",
                 message,

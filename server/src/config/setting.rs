@@ -14,7 +14,7 @@ const LONGEST_PREFIX: usize = 64;
 const DEADLINE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10);
 
 /// A file or a folder that is there.
-pub(super) fn domains(path: PathBuf) -> Result<PathBuf, String> {
+pub(super) fn there(path: PathBuf) -> Result<PathBuf, String> {
     match path.metadata() {
         Ok(_) => Ok(path),
         Err(error) => Err(format!("{}: can not be read: {error}", path.display())),

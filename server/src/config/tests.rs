@@ -2,6 +2,7 @@ use super::*;
 use clap::{CommandFactory, Parser};
 use proptest::prelude::*;
 use std::fs;
+use std::time::Duration;
 
 const CLASSES: &str = "classes: { a: { rate: 1/s } }\n";
 
@@ -55,6 +56,8 @@ fn what_is_said_holds() {
     };
     let store = StoreConfig {
         url: StoreUrl::new("redis://cache/1").unwrap(),
+        password_file: None,
+        tls: StoreTls::default(),
         prefix: "a:é".to_owned(),
         deadline: Duration::from_millis(1500),
         connections: 64,
@@ -104,14 +107,21 @@ fn a_wrong_setting_is_named_with_its_place() {
         ("store:", 6, "store", "not a store"),
         ("store: disk", 8, "store", "not a store"),
         ("store: http://cache", 8, "store", "unknown scheme `http://`; expected `memory` or a URL: redis://"),
-        ("store: rediss://cache", 8, "store", "rediss:// is not supported yet"),
-        ("store: redis-sentinel://cache", 8, "store", "redis-sentinel:// is not supported yet"),
-        ("store: redis-cluster://cache", 8, "store", "redis-cluster:// is not supported yet"),
+        (
+            "store: redis-sentinel://cache",
+            8,
+            "store",
+            "not a valid redis-sentinel:// URL (no name of a primary",
+        ),
+        ("store: { password_file: nowhere }", 25, "store.password_file", "nowhere: can not be read"),
+        ("store: { tls: { ca: nowhere } }", 21, "store.tls.ca", "nowhere: can not be read"),
+        ("store: { tls: { cert: . } }", 15, "store.tls", "one of cert and key; expected both or none"),
+        ("store: { tls: { nope: . } }", 17, "store.tls.nope", "unknown"),
         (
             "store: { uri: memory }",
             10,
             "store.uri",
-            "unknown key `uri`; expected one of url, prefix, deadline, ",
+            "unknown key `uri`; expected one of url, password_file, ",
         ),
         ("store: { url: memory, url: memory }", 23, "store", "the key `url` is here twice"),
         ("store: { url: 5 }", 15, "store.url", "not a store"),
@@ -227,6 +237,10 @@ fn overrides_beat_the_file() {
         "--max-key-bytes=3",
         "--max-in-flight=4",
         "--store=redis://:hunter2@cache",
+        "--store-password-file=pw",
+        "--store-tls-ca=ca",
+        "--store-tls-cert=cert",
+        "--store-tls-key=key",
         "--prefix=123",
         "--store-deadline=5ms",
         "--store-connections=6",
@@ -246,6 +260,8 @@ fn overrides_beat_the_file() {
     };
     let store = StoreConfig {
         url: StoreUrl::new("redis://:hunter2@cache").unwrap(),
+        password_file: Some("pw".into()),
+        tls: StoreTls { ca: Some("ca".into()), cert: Some("cert".into()), key: Some("key".into()) },
         prefix: "123".to_owned(),
         deadline: Duration::from_millis(5),
         connections: 6,
@@ -291,6 +307,10 @@ fn help_shows_the_defaults_that_hold() {
         ("MAX_KEY_BYTES", server.max_key_bytes.to_string()),
         ("MAX_IN_FLIGHT", server.max_in_flight.to_string()),
         ("STORE", store.url.to_string()),
+        ("STORE_PASSWORD_FILE", "none".to_owned()),
+        ("STORE_TLS_CA", "the system's".to_owned()),
+        ("STORE_TLS_CERT", "none".to_owned()),
+        ("STORE_TLS_KEY", "none".to_owned()),
         ("PREFIX", store.prefix),
         ("STORE_DEADLINE", humantime::format_duration(store.deadline).to_string()),
         ("STORE_CONNECTIONS", store.connections.to_string()),
@@ -312,7 +332,7 @@ fn a_password_is_printed_nowhere() {
     for url in [
         "http://me:hunter2@cache",
         "redis://me:hunter2@cache:port",
-        "rediss://:hunter2@cache",
+        "rediss-cluster://:hunter2@cache/7",
         ":hunter2@cache",
     ] {
         let error = arguments(&["--store", url]).unwrap().apply(&mut with("")).unwrap_err();

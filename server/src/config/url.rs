@@ -1,28 +1,25 @@
 //! Where the store is, without ever saying how it is unlocked.
 
-use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisResult};
 use std::fmt;
 
 /// The URLs of a Redis, for messages.
-const EXPECTED: &str = "`memory` or a URL: redis://host:port/db, redis+unix:///path?db=0";
+const EXPECTED: &str = "`memory` or a URL: redis://host:port/db, redis+unix:///path?db=0, \
+     redis-sentinel://host:port,host:port/name?db=0, redis-cluster://host:port,host:port; rediss… with TLS";
 
-const PLAIN: [&str; 5] = ["redis", "valkey", "redis+unix", "valkey+unix", "unix"];
-
-/// What is understood, but can not be reached yet.
-const LATER: [&str; 12] = [
-    "rediss",
-    "valkeys",
-    "sentinel",
-    "redis-sentinel",
-    "redis+sentinel",
-    "rediss-sentinel",
-    "rediss+sentinel",
-    "cluster",
-    "redis-cluster",
-    "redis+cluster",
-    "rediss-cluster",
-    "rediss+cluster",
+/// What a URL may begin with, and what it is then in the words of the redis library.
+const SINGLE: [(&str, &str); 7] = [
+    ("redis", "redis"),
+    ("rediss", "rediss"),
+    ("valkey", "redis"),
+    ("valkeys", "rediss"),
+    ("redis+unix", "redis+unix"),
+    ("valkey+unix", "redis+unix"),
+    ("unix", "redis+unix"),
 ];
+
+/// Sentinels, and nodes of a cluster: as many as anybody has, and a bound.
+const MOST_NODES: usize = 100;
 
 /// Where buckets are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +34,7 @@ impl StoreUrl {
     /// The store that a text names.
     ///
     /// # Errors
-    /// What is not `memory` and not the URL of a single Redis without TLS. No error holds more of the text
-    /// than its scheme.
+    /// What is not `memory` and not the URL of a Redis. No error holds more of the text than its scheme.
     pub fn new(text: &str) -> Result<Self, StoreUrlError> {
         if text == "memory" {
             return Ok(Self::Memory);
@@ -49,27 +45,72 @@ impl StoreUrl {
         if !scheme.chars().all(named) || !scheme.starts_with(|c: char| c.is_ascii_alphabetic()) {
             return Err(StoreUrlError::NoUrl);
         }
-        if LATER.contains(&scheme) {
-            return Err(StoreUrlError::NotYet { what: format!("{scheme}://") });
+        let unknown = || StoreUrlError::Scheme { scheme: crate::yaml::printable(scheme) };
+        let (base, kind) = match scheme.split_once(['-', '+']) {
+            Some((base, kind @ ("sentinel" | "cluster"))) => (base, kind),
+            _ => (scheme, ""),
+        };
+        let (_, plain) = SINGLE.iter().find(|(name, _)| *name == base).ok_or_else(unknown)?;
+        if !kind.is_empty() && *plain == "redis+unix" {
+            return Err(unknown());
         }
-        if !PLAIN.contains(&scheme) {
-            return Err(StoreUrlError::Scheme { scheme: crate::yaml::printable(scheme) });
+        let invalid = |why: &str| StoreUrlError::Invalid { scheme: scheme.to_owned(), why: why.to_owned() };
+
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, tail) = rest.split_at_checked(end).unwrap_or((rest, ""));
+        let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
+        let hosts: Vec<&str> = hosts.split(',').collect();
+        if kind.is_empty() && hosts.len() > 1 {
+            return Err(invalid("several hosts; one, or the scheme of sentinels or of a cluster"));
         }
-        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
-        if hosts.contains(',') {
-            return Err(StoreUrlError::NotYet { what: "a URL with several hosts".to_owned() });
+        if hosts.len() > MOST_NODES {
+            return Err(invalid("more than 100 hosts"));
         }
-        let info = text.into_connection_info().map_err(|error| {
-            // Only the part that never quotes the URL: what follows may be a piece of it.
-            let error = error.to_string();
-            StoreUrlError::Invalid {
-                scheme: scheme.to_owned(),
-                why: error.split(" - ").next().unwrap_or_default().to_owned(),
+        let (topology, tail) = match kind {
+            "sentinel" => {
+                let (name, query) = tail.split_once('?').map_or((tail, ""), |(name, query)| (name, query));
+                let name = name.strip_prefix('/').filter(|name| !name.is_empty() && !name.contains('/'));
+                let name =
+                    name.ok_or_else(|| invalid("no name of a primary; expected /name after the hosts"))?;
+                let query = if query.is_empty() { String::new() } else { format!("?{query}") };
+                (Topology::Sentinel { primary: name.to_owned() }, query)
             }
-        })?;
-        Ok(Self::Redis(RedisUrl { shown: shown(scheme, &info), url: text.to_owned() }))
+            "cluster" => (Topology::Cluster, tail.to_owned()),
+            _ => (Topology::Single, tail.to_owned()),
+        };
+        let at = if user.is_empty() { "" } else { "@" };
+        let mut nodes = Vec::new();
+        for host in hosts {
+            let port =
+                if matches!(topology, Topology::Sentinel { .. }) && !has_port(host) { ":26379" } else { "" };
+            let url = format!("{plain}://{user}{at}{host}{port}{tail}");
+            let info = with_database(&topology, &url).map_err(|error| {
+                // Only the part that never quotes the URL: what follows may be a piece of it.
+                invalid(error.to_string().split(" - ").next().unwrap_or_default())
+            })?;
+            if topology == Topology::Cluster && info.redis_settings().db() != 0 {
+                return Err(invalid("a cluster has one database, 0"));
+            }
+            nodes.push(info);
+        }
+        let shown = shown(scheme, &topology, &nodes);
+        Ok(Self::Redis(RedisUrl { topology, nodes, shown }))
     }
+}
+
+fn has_port(host: &str) -> bool {
+    // The colons of an IPv6 address are in brackets.
+    host.rsplit(']').next().is_some_and(|rest| rest.contains(':'))
+}
+
+/// Of sentinels the path is the primary's name, so the database is in the query.
+fn with_database(topology: &Topology, url: &str) -> RedisResult<ConnectionInfo> {
+    let Topology::Sentinel { .. } = topology else { return url.into_connection_info() };
+    let (url, query) = url.split_once('?').map_or((url, ""), |(url, query)| (url, query));
+    let (db, others): (Vec<&str>, Vec<&str>) =
+        query.split('&').filter(|part| !part.is_empty()).partition(|part| part.starts_with("db="));
+    let db = db.first().map_or("0", |db| db.trim_start_matches("db="));
+    format!("{url}/{db}?{}", others.join("&")).into_connection_info()
 }
 
 impl fmt::Display for StoreUrl {
@@ -81,20 +122,71 @@ impl fmt::Display for StoreUrl {
     }
 }
 
+/// How many there are, and who leads to whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Topology {
+    /// One Redis.
+    Single,
+    /// Sentinels, which know the primary of that name.
+    Sentinel {
+        /// Its name.
+        primary: String,
+    },
+    /// A cluster, of which some nodes are known.
+    Cluster,
+}
+
 /// The URL of a Redis. Prints without user and password.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct RedisUrl {
-    url: String,
+    topology: Topology,
+    nodes: Vec<ConnectionInfo>,
     shown: String,
 }
 
 impl RedisUrl {
-    /// The URL with its password: to connect, never to print.
+    /// How many there are, and who leads to whom.
     #[must_use]
-    pub fn reveal(&self) -> &str {
-        &self.url
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Is everything that is said to it encrypted?
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        self.nodes.iter().any(|node| matches!(node.addr(), ConnectionAddr::TcpTls { .. }))
+    }
+
+    /// The servers that are named, of sentinels these, with user and password: to connect, never to print.
+    #[must_use]
+    pub fn reveal(&self) -> &[ConnectionInfo] {
+        &self.nodes
+    }
+
+    /// With this password in place of its own.
+    #[must_use]
+    pub fn with_password(mut self, password: &str) -> Self {
+        for node in &mut self.nodes {
+            let settings = node.redis_settings().clone().set_password(password);
+            *node = node.clone().set_redis_settings(settings);
+        }
+        self
     }
 }
+
+impl PartialEq for RedisUrl {
+    fn eq(&self, other: &Self) -> bool {
+        let said = |url: &Self| {
+            url.nodes
+                .iter()
+                .map(|node| format!("{:?}", (node.addr(), node.redis_settings())))
+                .collect::<Vec<_>>()
+        };
+        self.topology == other.topology && self.shown == other.shown && said(self) == said(other)
+    }
+}
+
+impl Eq for RedisUrl {}
 
 impl fmt::Display for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,19 +201,30 @@ impl fmt::Debug for RedisUrl {
 }
 
 /// Put together from the parts that are no secret, rather than cut out of a text that has some.
-fn shown(scheme: &str, info: &ConnectionInfo) -> String {
-    let redis = info.redis_settings();
+fn shown(scheme: &str, topology: &Topology, nodes: &[ConnectionInfo]) -> String {
+    let host = |info: &ConnectionInfo| match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } if host.contains(':') => {
+            format!("[{host}]:{port}")
+        }
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            format!("{host}:{port}")
+        }
+        ConnectionAddr::Unix(path) => path.display().to_string(),
+        _ => "…".to_owned(),
+    };
+    let hosts = nodes.iter().map(host).collect::<Vec<_>>().join(",");
+    let Some(first) = nodes.first() else { return format!("{scheme}://") };
+    let redis = first.redis_settings();
     let secret = redis.username().is_some() || redis.password().is_some();
     let user = if secret { "***@" } else { "" };
     let db = redis.db();
-    match info.addr() {
-        ConnectionAddr::Tcp(host, port) if host.contains(':') => {
-            format!("{scheme}://{user}[{host}]:{port}/{db}")
-        }
-        ConnectionAddr::Tcp(host, port) => format!("{scheme}://{user}{host}:{port}/{db}"),
-        ConnectionAddr::Unix(path) => format!("{scheme}://{user}{}?db={db}", path.display()),
-        _ => format!("{scheme}://…"),
-    }
+    let tail = match (topology, first.addr()) {
+        (Topology::Cluster, _) => String::new(),
+        (Topology::Sentinel { primary }, _) => format!("/{primary}?db={db}"),
+        (Topology::Single, ConnectionAddr::Unix(_)) => format!("?db={db}"),
+        (Topology::Single, _) => format!("/{db}"),
+    };
+    format!("{scheme}://{user}{hosts}{tail}")
 }
 
 /// A store that can not be.
@@ -136,12 +239,6 @@ pub enum StoreUrlError {
     Scheme {
         /// What was asked for.
         scheme: String,
-    },
-    /// Known, but not built.
-    #[error("{what} is not supported yet; expected {EXPECTED}")]
-    NotYet {
-        /// What was asked for.
-        what: String,
     },
     /// A URL that does not lead to a Redis.
     #[error("not a valid {scheme}:// URL ({why}); expected {EXPECTED}")]
@@ -172,12 +269,25 @@ mod tests {
                 "redis+unix://***@/run/redis.sock?db=2",
             ),
             ("unix:///run/redis.sock", "unix:///run/redis.sock?db=0"),
+            ("rediss://me:hunter2@cache/2", "rediss://***@cache:6379/2"),
+            (
+                "redis-sentinel://me:hunter2@a,b:7,[::1]/main?db=3",
+                "redis-sentinel://***@a:26379,b:7,[::1]:26379/main?db=3",
+            ),
+            ("rediss+sentinel://a/main", "rediss+sentinel://a:26379/main?db=0"),
+            ("redis-cluster://:hunter2@a:1,b:2", "redis-cluster://***@a:1,b:2"),
+            ("valkeys-cluster://a", "valkeys-cluster://a:6379"),
         ] {
             let parsed = StoreUrl::new(url).unwrap();
             assert_eq!(parsed.to_string(), shown);
             assert!(!format!("{parsed:?}").contains("hunter2"));
             if let StoreUrl::Redis(parsed) = parsed {
-                assert_eq!(parsed.reveal(), url);
+                let secret = parsed.reveal().iter().all(|node| node.redis_settings().password().is_some());
+                assert_eq!(secret, url.contains("hunter2") && !url.contains("://hunter2"), "{url}");
+                let other = parsed.with_password("another");
+                assert!(
+                    other.reveal().iter().all(|node| node.redis_settings().password() == Some("another"))
+                );
             }
         }
     }
@@ -194,10 +304,16 @@ mod tests {
             ("redis:/me:hunter2@cache", "not a store"),
             ("http://me:hunter2@cache", "unknown scheme `http://`; expected `memory` or a URL: redis://"),
             ("REDIS://cache", "unknown scheme `REDIS://`"),
-            ("rediss://me:hunter2@cache", "rediss:// is not supported yet"),
-            ("redis-sentinel://me:hunter2@cache", "redis-sentinel:// is not supported yet"),
-            ("redis+cluster://me:hunter2@cache", "redis+cluster:// is not supported yet"),
-            ("redis://me:hunter2@a:1,b:2", "a URL with several hosts is not supported yet"),
+            ("redis://me:hunter2@a:1,b:2", "(several hosts; one, or the scheme of"),
+            ("redis-sentinel://me:hunter2@a", "(no name of a primary; expected /name"),
+            ("redis-sentinel://me:hunter2@a/", "(no name of a primary"),
+            ("redis-sentinel://me:hunter2@a/b/c", "(no name of a primary"),
+            ("redis-sentinel://me:hunter2@a/b?db=hunter2", "(Invalid database number)"),
+            ("redis-sentinel://me:hunter2@a,,b/c", "redis-sentinel:// URL"),
+            ("redis-cluster://me:hunter2@a,b:x", "redis-cluster:// URL"),
+            ("redis-cluster://me:hunter2@a/1", "(a cluster has one database, 0)"),
+            ("unix-cluster://hunter2", "unknown scheme `unix-cluster://`"),
+            ("sentinel://me:hunter2@a/b", "unknown scheme `sentinel://`"),
             ("redis://", "(Missing hostname)"),
             ("redis://me:hunter2@", "redis:// URL"),
             ("redis://me:hunter2@cache:99999", "redis:// URL"),

@@ -1,9 +1,9 @@
 //! What decides when the authority can not: memory, at this instance's share of each limit.
 //!
 //! A call asks the authority and waits for it no longer than its deadline, and so that there is time left to answer.
-//! What the authority does not answer is decided here and says so. After a few failures in a row the [`breaker`]
-//! opens: calls no longer ask, so they wait for nothing. Meanwhile heartbeats go on, soon after each other; the
-//! first that is answered closes it.
+//! What the authority does not answer is decided here and says so. After a few failures in a row a
+//! heartbeat follows at once, and if it fails as well the [`breaker`] opens: calls no longer ask, so they wait for
+//! nothing. Heartbeats go on, soon after each other; the first that is answered closes it.
 //!
 //! **The share.** With `n` instances, by the last heartbeat that told, each gives a part of `n` of the rate and of the
 //! burst, but at least one call at once. So however long the authority is away, all of them together admit at most
@@ -92,7 +92,7 @@ impl Degraded {
                     StoreError::Timeout(_) | StoreError::Unreachable(_) | StoreError::Overloaded(_) => true,
                 };
                 if at_fault {
-                    self.breaker.failed(&error);
+                    self.breaker.failed();
                 }
                 None
             }

@@ -5,7 +5,7 @@
 //! drops what is closest to being as good as new.
 
 use super::expiring::{Bound, Expiring, Weigh};
-use super::{Store, StoreError};
+use super::{Store, StoreError, held_up};
 use crate::algorithm::Algorithm;
 use crate::clock::Clock;
 use crate::limit::{Cost, Decision, Limit, Reason, State, Timestamp, Want};
@@ -153,22 +153,6 @@ impl Memory {
         let now = self.clock.now();
         places.first().and_then(|&place| shards.get(place)).map_or(Cost::ZERO, |s| s.settle(settlement, now))
     }
-}
-
-/// Does a denial hold the call up? One of a shadow hit does not, and those of quotas only together.
-fn held_up(hits: &[Hit], decisions: &[Decision]) -> bool {
-    let (mut quotas, mut denied) = (0, 0);
-    for (hit, decision) in hits.iter().zip(decisions).filter(|(hit, _)| !hit.shadow) {
-        match (hit.quota, decision.allowed()) {
-            (false, false) => return true,
-            (false, true) => {}
-            (true, allowed) => {
-                quotas += 1;
-                denied += usize::from(!allowed);
-            }
-        }
-    }
-    quotas > 0 && quotas == denied
 }
 
 impl Shard {

@@ -8,9 +8,11 @@
 //! Keys are `<prefix>:{<key>}:<class>` for buckets, `<prefix>:strikes:{<key>}`, `<prefix>:block:{<key>}` and
 //! `<prefix>:lease:{<key>}:<class>:<nonce>`. Every key that is written expires.
 
+mod apart;
 // Public for what measures packing.
 #[doc(hidden)]
 pub mod batch;
+mod connections;
 mod denials;
 mod lane;
 mod presence;
@@ -18,50 +20,51 @@ mod script;
 
 use super::{Store, StoreError};
 use crate::clock::{Clock, instant};
-use crate::config::{RedisUrl, StoreConfig};
+use crate::config::{RedisUrl, StoreConfig, StoreTls, Topology};
 use crate::limit::{Cost, Decision};
 use crate::request::{Hit, Settlement};
 use async_trait::async_trait;
 use batch::{Answer, Call};
-use deadpool_redis::redis::{AsyncConnectionConfig, Client, RedisError, Script};
-use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
+use connections::{Connections, Held, Way};
+use deadpool::managed::{Object, PoolError};
+use deadpool_redis::redis::{ClientTlsConfig, RedisError, TlsCertificates};
 use denials::Denials;
-use lane::{Job, Lane};
+use lane::{Job, Lane, Road};
+use script::HEARTBEAT;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
-use std::time::Duration;
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::{Mutex, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 /// Calls that may wait for a lane.
 const WAITING: usize = 8192;
 
-/// Does what decisions need to be able to do: run a script that writes; nobody ever sees the key. Then it tells how
-/// many instances [listen](presence), if it may know.
-static HEARTBEAT: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        "redis.call('SET', KEYS[1], '', 'PX', 1000)\n\
-         redis.call('DEL', KEYS[1])\n\
-         return redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])[2] or 0",
-    )
-});
+/// What is read of a password or certificates at most.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Script calls of a cluster that may be on their way.
+const IN_FLIGHT: usize = 4096;
+
+/// Keys in several slots of a cluster, for a heartbeat that is not answered where instances are counted.
+const ELSEWHERE: [&str; 3] = ["{a}", "{b}", "{c}"];
 
 /// Keeps everything in Redis.
 pub struct Redis {
     queue: async_channel::Sender<Job>,
-    pool: Pool,
-    link: Arc<Link>,
-    denials: Arc<Denials>,
-    /// The connection of the probe, and from which generation it is. It is kept, since a pool would replace one
+    connections: Connections,
+    road: Arc<Road>,
+    is_cluster: bool,
+    /// The connection of heartbeats, and from which generation it is. It is kept, since a pool would replace one
     /// that has died without a word.
-    probing: Mutex<Option<(Connection, u64)>>,
-    prefix: String,
-    deadline: Duration,
+    beating: Mutex<Option<(Held, u64)>>,
     presence: AbortHandle,
 }
 
-/// What lanes and probes know together of the way to Redis.
+/// What lanes and heartbeats know together of the way to Redis.
 #[derive(Default)]
 struct Link {
     /// Counts the times that Redis was lost. A connection from before the last one is not used again.
@@ -86,53 +89,37 @@ impl Redis {
     /// # Errors
     /// The URL can not be used.
     pub fn connect(url: &RedisUrl, config: &StoreConfig, clock: &Clock) -> Result<Self, StoreError> {
-        let unusable = |why: &dyn std::fmt::Display| StoreError::Unreachable(why.to_string());
-        let timeouts = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(config.deadline))
-            .set_response_timeout(Some(config.deadline));
-        let manager = Manager::new_with_config(url.reveal(), timeouts).map_err(|e| unusable(&e))?;
-        let pool = Pool::builder(manager)
-            // One more for the probe.
-            .max_size(config.connections + 1)
-            .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(config.deadline))
-            .create_timeout(Some(config.deadline))
-            .recycle_timeout(Some(config.deadline))
-            .build()
-            .map_err(|e| unusable(&e))?;
-
-        let client = Client::open(url.reveal()).map_err(|e| unusable(&e))?;
+        let unusable = |error: RedisError| StoreError::Unreachable(error.to_string());
+        let (url, certificates) = (with_password(url, config)?, certificates(config)?);
+        let way = || Way::to(&url, &certificates, config.deadline).map_err(unusable);
+        let connections = way()?.pool(config)?;
 
         let (queue, jobs) = async_channel::bounded(WAITING);
-        let link = Arc::new(Link::default());
-        let denials = Arc::new(Denials::new(clock.clone()));
+        let road = Arc::new(Road {
+            link: Link::default(),
+            denials: Denials::new(clock.clone()),
+            prefix: config.prefix.clone(),
+            clock: clock.clone(),
+            deadline: config.deadline,
+            in_flight: Arc::new(Semaphore::new(IN_FLIGHT)),
+        });
         for _ in 0..config.connections {
-            let lane = Lane {
-                jobs: jobs.clone(),
-                pool: pool.clone(),
-                link: link.clone(),
-                denials: denials.clone(),
-                prefix: config.prefix.clone(),
-                clock: clock.clone(),
-                deadline: config.deadline,
-                held: None,
-            };
-            tokio::spawn(lane.run());
+            let (jobs, connections, road) = (jobs.clone(), connections.clone(), road.clone());
+            tokio::spawn(Lane { jobs, connections, held: None, road }.run());
         }
         Ok(Self {
             queue,
-            pool,
-            link,
-            denials,
-            probing: Mutex::default(),
-            prefix: config.prefix.clone(),
-            deadline: config.deadline,
-            presence: tokio::spawn(presence::listen(client, channel(&config.prefix))).abort_handle(),
+            connections,
+            road,
+            is_cluster: *url.topology() == Topology::Cluster,
+            beating: Mutex::default(),
+            presence: tokio::spawn(presence::listen(way()?, channel(&config.prefix))).abort_handle(),
         })
     }
 
     async fn ask(&self, call: Call, deadline: Option<Instant>) -> Result<Answer, StoreError> {
-        let ours = instant() + self.deadline;
+        let patience = self.road.deadline;
+        let ours = instant() + patience;
         let until = deadline.map_or(ours, |theirs| theirs.min(ours));
         let (reply, answer) = oneshot::channel();
         self.queue.try_send(Job { call, reply }).map_err(|_| StoreError::Overloaded(WAITING))?;
@@ -140,7 +127,24 @@ impl Redis {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(StoreError::Failed("the call was dropped".into())),
             Err(_) if until < ours => Err(StoreError::DeadlinePassed),
-            Err(_) => Err(StoreError::Timeout(self.deadline)),
+            Err(_) => Err(StoreError::Timeout(patience)),
+        }
+    }
+
+    /// All of it in one step.
+    async fn decide_together(
+        &self,
+        hits: Vec<Hit>,
+        deadline: Option<Instant>,
+    ) -> Result<Vec<Decision>, StoreError> {
+        if let [hit] = hits.as_slice()
+            && let Some(denied) = self.road.denials.certain(hit)
+        {
+            return Ok(vec![denied]);
+        }
+        match self.ask(Call::Decide(hits), deadline).await? {
+            Answer::Decided(told) => Ok(told.into_iter().map(|told| told.decision).collect()),
+            Answer::Settled(_) => Err(StoreError::Failed("the answer to another call".into())),
         }
     }
 }
@@ -151,15 +155,10 @@ impl Store for Redis {
         if hits.is_empty() {
             return Ok(Vec::new());
         }
-        if let [hit] = hits.as_slice()
-            && let Some(denied) = self.denials.certain(hit)
-        {
-            return Ok(vec![denied]);
+        if self.is_cluster && !batch::in_one_slot(&hits) {
+            return self.decide_apart(hits, deadline).await;
         }
-        match self.ask(Call::Decide(hits), deadline).await? {
-            Answer::Decided(told) => Ok(told.into_iter().map(|told| told.decision).collect()),
-            Answer::Settled(_) => Err(StoreError::Failed("the answer to another call".into())),
-        }
+        self.decide_together(hits, deadline).await
     }
 
     async fn settle(&self, settlement: Settlement, deadline: Option<Instant>) -> Result<Cost, StoreError> {
@@ -170,57 +169,67 @@ impl Store for Redis {
     }
 
     async fn heartbeat(&self) -> Result<u32, StoreError> {
-        let mut probing = self.probing.lock().await;
-        if let Some((connection, generation)) = probing.take()
-            && generation == self.link.generation()
+        let mut beating = self.beating.lock().await;
+        if let Some((connection, generation)) = beating.take()
+            && generation == self.road.link.generation()
         {
-            match self.probe(&mut probing, connection, generation).await {
+            match self.beat(&mut beating, connection, generation).await {
                 // It has died meanwhile. Redis may be there again.
                 Err(StoreError::Unreachable(_)) => {}
-                probed => return probed,
+                told => return told,
             }
         }
-        let generation = self.link.generation();
-        let connection = match self.pool.get().await {
+        let generation = self.road.link.generation();
+        let connection = match self.connections.get().await {
             Ok(connection) => connection,
             Err(error) => {
-                self.lose(generation);
+                self.road.lose(generation);
                 return Err(unreachable(error));
             }
         };
-        self.probe(&mut probing, connection, generation).await
+        self.beat(&mut beating, connection, generation).await
     }
 }
 
 impl Redis {
-    async fn probe(
+    async fn beat(
         &self,
-        held: &mut Option<(Connection, u64)>,
-        mut connection: Connection,
+        held: &mut Option<(Held, u64)>,
+        mut connection: Held,
         generation: u64,
     ) -> Result<u32, StoreError> {
-        let mut beat = HEARTBEAT.prepare_invoke();
-        beat.key(format!("{}:probe", self.prefix)).arg(channel(&self.prefix));
-        let error = match timeout(self.deadline, beat.invoke_async(&mut *connection)).await {
-            Ok(Ok(instances)) => {
-                *held = Some((connection, generation));
-                return Ok(instances);
+        let mut told = self.beat_at("{instances}", &mut connection).await;
+        if connection.is_cluster() {
+            // Who counts may be the one that is gone; then it is not known how many there are.
+            for elsewhere in ELSEWHERE {
+                if told.is_err() {
+                    told = self.beat_at(elsewhere, &mut connection).await.map(|_| 0);
+                }
             }
-            Ok(Err(error)) if error.code().is_some() => StoreError::Failed(error.to_string()),
-            Ok(Err(error)) => lost(&error),
-            Err(_) => StoreError::Timeout(self.deadline),
-        };
-        if is_demoted(&error) || matches!(error, StoreError::Unreachable(_)) {
-            self.lose(generation);
         }
-        // An answer that comes too late must not meet another probe.
-        drop(Connection::take(connection));
-        Err(error)
+        match &told {
+            Ok(_) => *held = Some((connection, generation)),
+            Err(error) => {
+                if is_demoted(error) || matches!(error, StoreError::Unreachable(_)) {
+                    self.road.lose(generation);
+                }
+                // An answer that comes too late must not meet another heartbeat.
+                drop(Object::take(connection));
+            }
+        }
+        told
     }
 
-    fn lose(&self, generation: u64) {
-        self.link.lose(generation);
-        self.denials.forget_all();
+    async fn beat_at(&self, place: &str, connection: &mut Held) -> Result<u32, StoreError> {
+        let prefix = &self.road.prefix;
+        let mut beat = HEARTBEAT.by_hash(3, 128);
+        beat.arg(1).arg(format!("{prefix}:probe:{place}")).arg(channel(prefix));
+        match timeout(self.road.deadline, script::call(&HEARTBEAT, &beat, connection)).await {
+            Ok(Ok(instances)) => Ok(instances),
+            Ok(Err(error)) if error.code().is_some() => Err(StoreError::Failed(error.to_string())),
+            Ok(Err(error)) => Err(lost(&error)),
+            Err(_) => Err(StoreError::Timeout(self.road.deadline)),
+        }
     }
 }
 
@@ -230,9 +239,39 @@ impl Drop for Redis {
     }
 }
 
-/// Where instances listen that share these keys.
+fn with_password(url: &RedisUrl, config: &StoreConfig) -> Result<RedisUrl, StoreError> {
+    let Some(path) = &config.password_file else { return Ok(url.clone()) };
+    let password = String::from_utf8(read("password_file", path)?);
+    let password =
+        password.map_err(|_| StoreError::Failed(format!("password_file: {}: no text", path.display())))?;
+    Ok(url.clone().with_password(password.trim_end_matches(['\r', '\n'])))
+}
+
+fn certificates(config: &StoreConfig) -> Result<TlsCertificates, StoreError> {
+    let StoreTls { ca, cert, key } = &config.tls;
+    let root_cert = ca.as_deref().map(|ca| read("tls.ca", ca)).transpose()?;
+    let client_tls = match (cert, key) {
+        (Some(cert), Some(key)) => {
+            Some(ClientTlsConfig { client_cert: read("tls.cert", cert)?, client_key: read("tls.key", key)? })
+        }
+        _ => None,
+    };
+    Ok(TlsCertificates { client_tls, root_cert })
+}
+
+/// A small file that a setting names.
+fn read(setting: &str, path: &Path) -> Result<Vec<u8>, StoreError> {
+    let unreadable =
+        |why: &dyn std::fmt::Display| StoreError::Failed(format!("{setting}: {}: {why}", path.display()));
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(|error| unreadable(&error))?;
+    file.take(MOST_BYTES).read_to_end(&mut bytes).map_err(|error| unreadable(&error))?;
+    Ok(bytes)
+}
+
+/// Where instances listen that share these keys. The braces are for clusters: it is where heartbeats are.
 fn channel(prefix: &str) -> String {
-    format!("{prefix}:instances")
+    format!("{prefix}:{{instances}}")
 }
 
 /// Is that what a replica says?
@@ -245,7 +284,7 @@ fn lost(error: &RedisError) -> StoreError {
 }
 
 /// In the words of what went wrong, without those of the pool.
-fn unreachable(error: PoolError) -> StoreError {
+fn unreachable(error: PoolError<RedisError>) -> StoreError {
     match error {
         PoolError::Backend(error) => StoreError::Unreachable(error.to_string()),
         error => StoreError::Unreachable(error.to_string()),

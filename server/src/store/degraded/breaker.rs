@@ -1,4 +1,5 @@
-//! Whether the authority is asked: closed while it answers, open after a few failures in a row.
+//! Whether the authority is asked: closed while it answers, open after a few failures in a row of which a heartbeat is
+//! one.
 
 use super::Health;
 use crate::store::memory::Memory;
@@ -8,8 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
-/// So many failures in a row open it. One lost connection fails all calls that were on it, so this is no measure of
-/// how bad it is; the heartbeat that follows at once tells.
+/// So many failures in a row, a heartbeat among them, open it.
 const FEW: u32 = 5;
 
 /// So many heartbeats in a row have to tell that there are fewer instances.
@@ -27,7 +27,7 @@ pub(super) struct Breaker {
     instances: AtomicU32,
     /// Heartbeats in a row that told of fewer instances.
     fewer: AtomicU32,
-    opened: Notify,
+    doubt: Notify,
     health: watch::Sender<Health>,
 }
 
@@ -41,7 +41,7 @@ impl Breaker {
             failures: AtomicU32::new(0),
             instances: AtomicU32::new(instances),
             fewer: AtomicU32::new(0),
-            opened: Notify::new(),
+            doubt: Notify::new(),
             health,
         };
         (breaker, receiver)
@@ -63,12 +63,11 @@ impl Breaker {
         }
     }
 
-    pub(super) fn failed(&self, error: &StoreError) {
-        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FEW && !self.open.swap(true, Ordering::AcqRel)
-        {
-            self.health
-                .send_replace(Health { degraded: Some(error.to_string()), instances: self.instances() });
-            self.opened.notify_one();
+    /// A few of these in a row are looked into at once. Whether it was a connection or one node of a cluster that was
+    /// lost, or all of the authority, the heartbeat tells.
+    pub(super) fn failed(&self) {
+        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 == FEW {
+            self.doubt.notify_one();
         }
     }
 
@@ -91,11 +90,13 @@ impl Breaker {
     }
 
     fn missed(&self, error: &StoreError) {
-        if matches!(error, StoreError::Failed(_)) {
-            // It is there and says itself that it can not decide.
-            self.failures.fetch_max(FEW, Ordering::Relaxed);
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        // One that is refused is no accident: it is there and says itself that it can not decide.
+        let is_gone = failures >= FEW || matches!(error, StoreError::Failed(_));
+        if is_gone && !self.open.swap(true, Ordering::AcqRel) {
+            self.health
+                .send_replace(Health { degraded: Some(error.to_string()), instances: self.instances() });
         }
-        self.failed(error);
     }
 }
 
@@ -117,10 +118,9 @@ pub(super) async fn heartbeats(breaker: Arc<Breaker>, authority: Arc<dyn Store>,
                 pause
             }
         };
-        // Whether it is a connection that was lost or the authority is seen at once.
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = breaker.opened.notified() => {}
+            () = breaker.doubt.notified() => {}
         }
     }
 }

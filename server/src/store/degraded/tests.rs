@@ -5,13 +5,15 @@ use crate::name::{BucketName, LeaseId};
 use crate::penalty::Penalty;
 use crate::request::{NewLease, Strikes};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// An authority that does as it is told.
 struct Puppet {
     calls: AtomicU32,
     /// `None`: all is well.
     fails: Mutex<Option<StoreError>>,
+    /// Are heartbeats answered all the same?
+    only_calls: AtomicBool,
     /// What its heartbeats tell.
     instances: AtomicU32,
     /// How long it takes to answer, at most as long as the caller waits.
@@ -23,6 +25,7 @@ impl Puppet {
         Arc::new(Self {
             calls: AtomicU32::new(0),
             fails: Mutex::new(None),
+            only_calls: AtomicBool::new(false),
             instances: AtomicU32::new(4),
             takes: Mutex::default(),
         })
@@ -60,7 +63,18 @@ impl Store for Puppet {
     }
 
     async fn heartbeat(&self) -> Result<u32, StoreError> {
-        self.answer(self.instances.load(Ordering::Relaxed), None).await
+        let late = |_| Err(StoreError::Timeout(DEADLINE));
+        tokio::time::timeout(DEADLINE, self.beat()).await.unwrap_or_else(late)
+    }
+}
+
+impl Puppet {
+    async fn beat(&self) -> Result<u32, StoreError> {
+        let instances = self.instances.load(Ordering::Relaxed);
+        if self.only_calls.load(Ordering::Relaxed) {
+            return Ok(instances);
+        }
+        self.answer(instances, None).await
     }
 }
 
@@ -122,8 +136,13 @@ async fn after_a_few_failures_it_is_not_asked_until_a_heartbeat_is_answered() {
         let decision = of(&store, hit("a")).await;
         // A quarter of a hundred, from the first failure on.
         assert_eq!((decision.remaining, decision.degraded), (25 - n, true));
+        if n == 5 {
+            // The heartbeat that follows at once.
+            until(&mut health, true).await;
+            assert_eq!(puppet.asked(), 5);
+        }
     }
-    assert_eq!(puppet.asked(), 5);
+    assert_eq!(puppet.asked(), 0);
     assert!(health.borrow().degraded.as_ref().is_some_and(|why| why.contains("no route")));
 
     let since = instant();
@@ -194,6 +213,11 @@ async fn a_stall_is_seen_by_callers_with_a_deadline_of_their_own() {
             let decided = store.decide(vec![hit("a")], Some(deadline)).await.unwrap();
             assert!(decided[0].degraded && instant() < deadline, "{own}");
         }
+        let beat = instant();
+        if opens {
+            until(&mut health, true).await;
+            assert!(instant() - beat < Duration::from_millis(100), "{own}");
+        }
         assert_eq!(health.borrow().degraded.is_some(), opens, "{own}");
     }
 }
@@ -256,4 +280,19 @@ async fn more_instances_are_believed_at_once_and_fewer_after_a_while() {
             assert_eq!(health.borrow().instances, known, "{told}");
         }
     }
+}
+
+/// Calls fail, and the heartbeat does not: one node of several, or one connection.
+#[tokio::test(start_paused = true)]
+async fn what_only_calls_meet_opens_nothing() {
+    let puppet = Puppet::new();
+    let (store, mut health) = around(&puppet);
+    until(&mut health, false).await;
+    puppet.only_calls.store(true, Ordering::Relaxed);
+    puppet.fails(Some(lost()));
+    for _ in 0..50 {
+        assert!(of(&store, hit("a")).await.degraded);
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((puppet.asked(), health.borrow().degraded.as_ref()), (50, None));
 }

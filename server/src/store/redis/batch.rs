@@ -1,12 +1,14 @@
 //! Many calls as one script call: what they have in common is said once. The layout is told at the top of
 //! `decide.lua`.
 
-use super::script::SCRIPT;
+use super::script::DECIDE;
 use crate::algorithm::Algorithm;
 use crate::limit::{Cost, Decision, Limit, Reason, Timestamp, Words, micros};
+use crate::name::BucketName;
 use crate::penalty::Penalty;
 use crate::request::{Charge, Hit, Settlement};
 use crate::store::StoreError;
+use crc16::{State, XMODEM};
 use deadpool_redis::redis::{Cmd, RedisWrite, ToRedisArgs};
 use indexmap::IndexSet;
 use std::io::Write as _;
@@ -15,6 +17,9 @@ use std::time::Duration;
 /// Milliseconds that keys outlive their use when tests move the clock: real time must not end what that
 /// clock still needs.
 const LINGER: u64 = 3_600_000;
+
+/// Of a cluster.
+const SLOTS: u16 = 16_384;
 
 /// How many words a state has.
 const WORDS: u64 = 5;
@@ -60,6 +65,27 @@ impl Call {
             Self::Settle(_) => 2,
         }
     }
+
+    /// The slot of a cluster that its keys are in; of several, that of the first.
+    pub(super) fn slot(&self) -> u16 {
+        match self {
+            Self::Decide(hits) => hits.first().map_or(0, |hit| slot(&hit.bucket)),
+            Self::Settle(settlement) => slot(settlement.id.bucket()),
+        }
+    }
+}
+
+/// Can a cluster decide these in one step?
+pub(super) fn in_one_slot(hits: &[Hit]) -> bool {
+    let mut slots = hits.iter().map(|hit| slot(&hit.bucket));
+    let first = slots.next();
+    slots.all(|slot| Some(slot) == first)
+}
+
+/// The slot of a cluster that a bucket is in, and all else about its key: that of what stands in braces.
+fn slot(bucket: &BucketName) -> u16 {
+    let key = bucket.subject().trim_start_matches('{').trim_end_matches('}');
+    State::<XMODEM>::calculate(key.as_bytes()) % SLOTS
 }
 
 /// The script call for these calls.
@@ -235,8 +261,8 @@ impl<'c> Batch<'c> {
         let payload = rmp_serde::to_vec(&said)
             .map_err(|error| StoreError::Failed(format!("the calls can not be packed: {error}")))?;
 
-        let mut command = Cmd::with_capacity(4 + keys().count(), payload.len() + 64 * keys().count());
-        command.arg("EVALSHA").arg(SCRIPT.get_hash()).arg(keys().count());
+        let mut command = DECIDE.by_hash(2 + keys().count(), payload.len() + 64 * keys().count());
+        command.arg(keys().count());
         for key in keys() {
             command.arg(Named { prefix, key });
         }

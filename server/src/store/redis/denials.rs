@@ -11,8 +11,8 @@
 //! Nor are calls of several hits answered from here: they need to know what all of their buckets hold.
 //!
 //! **What can be wrong.** What others do is seen that much later: tokens that come back by way of another
-//! instance, a limit that is raised there first, a bucket that is removed by hand, by FLUSHALL or by eviction, a
-//! Redis clock that is set forward; and that a key was blocked there, which is denied then for another reason. A
+//! instance, a limit that is raised there first, a bucket that is removed by hand, by FLUSHALL or by eviction, or
+//! that ends by the rule it was written by and not by a slower one, a Redis clock that is set forward; and that a key was blocked there, which is denied then for another reason. A
 //! log's `remaining` is that of its last denial. What comes back or is blocked by way of this instance is seen at
 //! once, as long as there is room for it. When a connection is lost all is forgotten: Redis may have.
 //!

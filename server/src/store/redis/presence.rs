@@ -3,8 +3,8 @@
 //! Redis knows who listens. So instances are counted without a key, without a clock, and without waiting for the end of
 //! an entry: one that is gone is not counted from when its connection is closed.
 
-use crate::store::StoreError;
-use deadpool_redis::redis::{Client, Value};
+use super::connections::Way;
+use deadpool_redis::redis::{Client, RedisResult, Value};
 use futures_util::StreamExt as _;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -16,28 +16,46 @@ const AGAIN: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Listens until it is dropped, whatever becomes of connections.
-pub(super) async fn listen(client: Client, channel: String) {
+pub(super) async fn listen(way: Way, channel: String) {
     loop {
-        if let Err(error) = listen_once(&client, &channel).await {
+        if let Err(error) = listen_once(&way, &channel).await {
             tracing::debug!("this instance is not counted for now: {error}");
         }
         sleep(AGAIN).await;
     }
 }
 
-async fn listen_once(client: &Client, channel: &str) -> Result<(), StoreError> {
-    let late = |_| StoreError::Timeout(PATIENCE);
-    let connecting = timeout(PATIENCE, client.get_async_pubsub()).await.map_err(late)?;
-    let (mut sink, mut said) = connecting.map_err(|error| super::lost(&error))?.split();
-    let subscribed = timeout(PATIENCE, sink.subscribe(channel)).await.map_err(late)?;
-    subscribed.map_err(|error| super::lost(&error))?;
-    loop {
-        tokio::select! {
-            word = said.next() => if word.is_none() { return Ok(()) },
-            () = sleep(LOOK) => {
-                let pong = timeout(PATIENCE, sink.ping::<Value>()).await.map_err(late)?;
-                pong.map_err(|error| super::lost(&error))?;
+async fn listen_once(way: &Way, channel: &str) -> RedisResult<()> {
+    match way {
+        Way::One(client, _) => listen_to(client, channel).await,
+        Way::Sentinel(sentinels, _) => {
+            let client = soon(async { sentinels.lock().await.async_get_client().await }).await?;
+            listen_to(&client, channel).await
+        }
+        Way::Cluster(client) => {
+            let mut cluster = soon(client.get_async_connection()).await?;
+            loop {
+                // Who has the channel's slot changes. Whoever listens already is told the same again.
+                soon(cluster.subscribe(channel)).await?;
+                sleep(LOOK).await;
             }
         }
     }
+}
+
+async fn listen_to(client: &Client, channel: &str) -> RedisResult<()> {
+    let (mut sink, mut said) = soon(client.get_async_pubsub()).await?.split();
+    soon(sink.subscribe(channel)).await?;
+    loop {
+        tokio::select! {
+            word = said.next() => if word.is_none() { return Ok(()) },
+            () = sleep(LOOK) => drop(soon(sink.ping::<Value>()).await?),
+        }
+    }
+}
+
+async fn soon<T>(answer: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+    timeout(PATIENCE, answer)
+        .await
+        .unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()))
 }

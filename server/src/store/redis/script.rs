@@ -1,15 +1,60 @@
-//! The script that decides inside Redis, and how it is called.
+//! The scripts that run inside Redis, and how they are called.
 
+use super::connections::Connection;
 use crate::algorithm::{self, Algorithm};
 use crate::penalty;
-use deadpool_redis::Connection;
-use deadpool_redis::redis::{Cmd, ErrorKind, FromRedisValue, RedisResult, Script, ServerErrorKind};
+use deadpool_redis::redis::{
+    self, Arg, Cmd, ErrorKind, FromRedisValue, RedisResult, ServerErrorKind, from_redis_value,
+};
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
+/// A script, which is known by its hash once it was sent.
+pub(super) struct Script {
+    text: String,
+    hash: String,
+}
+
+impl Script {
+    fn new(text: String) -> Self {
+        let hash = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, hash }
+    }
+
+    /// The start of a call of it: to be followed by how many keys there are, these, and what else it is told.
+    pub(super) fn by_hash(&self, arguments: usize, bytes: usize) -> Cmd {
+        let mut command = Cmd::with_capacity(2 + arguments, self.hash.len() + bytes);
+        command.arg("EVALSHA").arg(&self.hash);
+        command
+    }
+
+    /// The same call, by the text instead of the hash.
+    fn by_text(&self, by_hash: &Cmd) -> Cmd {
+        let mut command = Cmd::new();
+        command.arg("EVAL").arg(&self.text);
+        for argument in by_hash.args_iter().skip(2) {
+            if let Arg::Simple(argument) = argument {
+                command.arg(argument);
+            }
+        }
+        command
+    }
+}
+
+/// Does what decisions need to be able to do: run a script that writes; nobody ever sees the key. Then it tells how
+/// many instances [listen](super::presence), if it may know.
+pub(super) static HEARTBEAT: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "redis.call('SET', KEYS[1], '', 'PX', 1000)\n\
+         redis.call('DEL', KEYS[1])\n\
+         return redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])[2] or 0"
+            .to_owned(),
+    )
+});
+
 /// What the algorithms and penalties say in Lua, put before `decide.lua`. A script call makes all its functions
 /// anew, so an algorithm's are made when the first bucket asks for it.
-pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
+pub(super) static DECIDE: LazyLock<Script> = LazyLock::new(|| {
     let mut text = String::from(
         "local function div_ceil(a, b)\n\
          local rest = a % b\n\
@@ -35,16 +80,20 @@ pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
         chunk(&format!("makers[{tag}]"), lua, "");
     }
     chunk("local strike", penalty::LUA, "()");
-    Script::new(&(text + include_str!("../decide.lua")))
+    Script::new(text + include_str!("../decide.lua"))
 });
 
-/// Sends what is said to the script, and once more if Redis has to be told the script first.
-pub(super) async fn call<T: FromRedisValue>(command: &Cmd, connection: &mut Connection) -> RedisResult<T> {
-    match command.query_async(connection).await {
+/// Sends a call of that script, and once more with its text if this Redis does not know it yet.
+pub(super) async fn call<T: FromRedisValue>(
+    script: &Script,
+    by_hash: &Cmd,
+    connection: &mut Connection,
+) -> RedisResult<T> {
+    let answer = match connection.ask(by_hash).await {
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-            SCRIPT.prepare_invoke().load_async(connection).await?;
-            command.query_async(connection).await
+            connection.ask(&script.by_text(by_hash)).await
         }
         answer => answer,
-    }
+    };
+    Ok(from_redis_value(answer?)?)
 }
