@@ -270,7 +270,7 @@ fn engine(tested: &Tested) -> Engine {
         wait: true,
     };
     let rules = Rules::new([Rule { class: "default".into(), limited: Some(limited) }]);
-    Engine::new(rules.live(), tested.store.clone(), 512)
+    Engine::new(rules.live(), tested.store.clone(), 512, Clock::system())
 }
 
 async fn give_back(engine: &Engine, lease: &str, unused: u32) -> Cost {

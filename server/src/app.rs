@@ -36,8 +36,8 @@ pub struct App {
 pub fn build(config: Config, clock: Clock) -> Result<App, StoreError> {
     let (store, health) = store::open(&config.store, &clock)?;
     let server = config.server.clone();
-    let reload = Arc::new(Reload::new(config, clock));
-    let engine = Arc::new(Engine::new(reload.rules(), store, server.max_key_bytes));
+    let reload = Arc::new(Reload::new(config, clock.clone()));
+    let engine = Arc::new(Engine::new(reload.rules(), store, server.max_key_bytes, clock));
     let gate = Arc::new(Gate::new(server.max_in_flight));
     Ok(App { engine, reload, health, gate, http: None })
 }

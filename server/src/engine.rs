@@ -3,7 +3,7 @@
 mod descriptors;
 
 use crate::algorithm::Algorithm;
-use crate::clock::instant;
+use crate::clock::{Clock, instant};
 use crate::lease;
 use crate::limit::{Cost, Decision, Reason, Want};
 use crate::name::{BucketName, LeaseId};
@@ -28,6 +28,8 @@ pub struct Engine {
     rules: Live,
     store: Arc<dyn Store>,
     max_key_bytes: usize,
+    /// For what ends by the calendar and nothing was taken of. Decisions are made by the clock of the store.
+    clock: Clock,
     /// Rules whose buckets were seen to start anew, as the log says once.
     replaced: Mutex<BTreeSet<String>>,
 }
@@ -35,8 +37,8 @@ pub struct Engine {
 impl Engine {
     /// Keys longer than `max_key_bytes` are refused. Whoever else holds the rules may change them.
     #[must_use]
-    pub fn new(rules: Live, store: Arc<dyn Store>, max_key_bytes: usize) -> Self {
-        Self { rules, store, max_key_bytes, replaced: Mutex::default() }
+    pub fn new(rules: Live, store: Arc<dyn Store>, max_key_bytes: usize, clock: Clock) -> Self {
+        Self { rules, store, max_key_bytes, clock, replaced: Mutex::default() }
     }
 
     /// Is this a call that is always allowed, whatever the load?

@@ -249,6 +249,11 @@ async fn windows_end_when_the_clock_says() {
             (3_600_001, "more/five=b", "OK 3/5min 2 299"),
         ] {
             trace.at(now);
+            // A check of what was never used tells the same end.
+            let (start, reset) = expected.rsplit_once(' ').unwrap();
+            let limit = start.rsplit_once(' ').unwrap().0;
+            let all = limit.trim_start_matches("OK ").split('/').next().unwrap();
+            trace.takes(entries, 0, &format!("{limit} {all} {reset}")).await;
             trace.asks(entries, expected).await;
         }
         trace.clock.set(Timestamp::from_micros(3_600_000_250_000));
@@ -338,7 +343,7 @@ async fn quotas_deny_together_and_shadows_never() {
         trace.all_of(&["quota=a", "quota=b"], &format!("OVER: {over} | {over}")).await;
         // V50
         trace.asks("more/plain=a", "OK 1/min 0 26").await;
-        let quota = if trace.compat { "OK 1/min 0 26" } else { "OK 1/min 1 1" };
+        let quota = if trace.compat { "OK 1/min 0 26" } else { "OK 1/min 1 26" };
         trace.all_of(&["plain=a", "quota=c"], &format!("OVER: {over} | {quota}")).await;
         // V54
         trace.asks("more/shadow=a", "OK 1/min 0 26").await;
@@ -361,8 +366,8 @@ async fn hits_are_given_back_and_never_more_than_were_taken() {
             assert_eq!(got, expected, "{}: {hits} back", trace.name);
         };
         back(2, "OK: OK 10/min 5 26").await;
-        back(u64::MAX, "OK: OK 10/min 10 1").await;
-        back(5, "OK: OK 10/min 10 1").await;
+        back(u64::MAX, "OK: OK 10/min 10 26").await;
+        back(5, "OK: OK 10/min 10 26").await;
         trace.takes("more/minute=a", 10, "OK 10/min 0 26").await;
         trace.takes("more/minute=a", 1, "OVER 10/min 0 26").await;
     })

@@ -2,7 +2,8 @@
 //! joined into one answer.
 
 use super::{Engine, Refusal, in_time};
-use crate::limit::{Cost, Decision, Reason, Want};
+use crate::algorithm::Lending;
+use crate::limit::{Cost, Decision, Reason, Timestamp, Want, micros};
 use crate::name::BucketName;
 use crate::request::{Charge, Described, Descriptor, Hit, Hits, Joined, Status};
 use crate::rules::domain::{Domain, DomainRule, Meter};
@@ -74,7 +75,7 @@ impl Engine {
             Met::Nothing => Status::Free,
             Met::Unlimited(_) => Status::Unlimited,
             Met::Limit { rule, meter } => match place.and_then(|place| decisions.get(place)) {
-                Some(decision) => met_limit(rule, &meter, decision),
+                Some(decision) => met_limit(rule, &meter, decision, self.clock.now()),
                 None => Status::Free,
             },
         };
@@ -267,13 +268,27 @@ fn denied_by(buckets: &[Bucket<'_>], decisions: &[Decision]) -> Option<String> {
     first.map(|(bucket, _)| path(bucket))
 }
 
-fn met_limit(rule: Option<&Arc<DomainRule>>, meter: &Meter, decision: &Decision) -> Status {
+fn met_limit(
+    rule: Option<&Arc<DomainRule>>,
+    Meter { said, limited, .. }: &Meter,
+    decision: &Decision,
+    now: Timestamp,
+) -> Status {
     let denied = !decision.allowed();
+    let reset = match (denied, decision.reset_after) {
+        (true, _) => decision.retry_after,
+        // Of a window by the calendar Envoy is told the end also if nothing was taken.
+        (false, Duration::ZERO) if limited.algorithm.lending == Lending::UntilReset => {
+            let window = micros(limited.limit.window()).max(1);
+            Duration::from_micros(window - now.as_micros() % window)
+        }
+        (false, reset_after) => reset_after,
+    };
     Status::Met {
-        over: denied && !meter.limited.shadow,
-        limit: meter.said,
+        over: denied && !limited.shadow,
+        limit: *said,
         rule: rule.cloned(),
         remaining: if denied { 0 } else { decision.remaining },
-        reset: if denied { decision.retry_after } else { decision.reset_after }.max(Duration::from_micros(1)),
+        reset: reset.max(Duration::from_micros(1)),
     }
 }
