@@ -19,7 +19,7 @@ use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::cmd;
 use futures_util::future::join_all;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence, TestCaseResult, TestRunner};
+use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestCaseResult, TestRunner};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -151,6 +151,19 @@ impl Run<'_> {
                 let never = never.by(&ALL[rule.algorithm]).leased(1, Duration::from_secs(1));
                 self.settle(&never, *unused).await
             }
+            Step::Again { which } if !self.leases.is_empty() => {
+                let (mut ask, class) = self.leases[which.index(self.leases.len())].clone();
+                ask.limit = self.rules[class].limit;
+                ask.algorithm = &ALL[self.rules[class].algorithm];
+                // More than the burst is refused before it comes to a store.
+                let most = Cost::new(ask.limit.burst());
+                ask.want.at_least = ask.want.at_least.min(most);
+                if self.together.iter().any(|event| matches!(event, Event::Settle(..))) {
+                    self.send_together().await?;
+                }
+                self.decide(vec![ask]).await.map(drop)
+            }
+            Step::Again { .. } => Ok(()),
             Step::Change { class, rule } => {
                 self.rules[*class] = rule.clone();
                 Ok(())
@@ -162,7 +175,16 @@ impl Run<'_> {
         let mut seen = HashSet::new();
         let wishes: Vec<_> = wishes.iter().filter(|wish| seen.insert((wish.key, wish.class))).collect();
         let asks: Vec<_> = wishes.iter().map(|wish| self.ask(wish)).collect();
+        let expected = self.decide(asks.clone()).await?;
+        for (wish, decision) in wishes.iter().zip(&expected) {
+            self.left.insert((wish.key, wish.class), decision.remaining);
+        }
+        let leases = wishes.iter().zip(asks).filter(|(_, ask)| ask.lease.is_some());
+        self.leases.extend(leases.map(|(wish, ask)| (ask, wish.class)));
+        Ok(())
+    }
 
+    async fn decide(&mut self, asks: Vec<Ask>) -> Result<Vec<Decision>, TestCaseError> {
         let expected = self.naive.decide(&asks, self.now);
         let hits = || asks.iter().map(Ask::hit).collect::<Vec<_>>();
         let of_memory = self.memory.decide(hits(), None).await.unwrap();
@@ -172,14 +194,9 @@ impl Run<'_> {
             prop_assert_eq!(&of_redis, &expected, "{} at {}, asked {:#?}", tested.name, self.now, asks);
         }
 
-        for (wish, decision) in wishes.iter().zip(&expected) {
-            self.left.insert((wish.key, wish.class), decision.remaining);
-        }
-        self.together.push(Event::Call(asks.clone(), expected.clone()));
-        let leases = wishes.iter().zip(asks).filter(|(_, ask)| ask.lease.is_some());
-        self.leases.extend(leases.map(|(wish, ask)| (ask, wish.class)));
-        self.last = expected;
-        Ok(())
+        self.together.push(Event::Call(asks, expected.clone()));
+        self.last.clone_from(&expected);
+        Ok(expected)
     }
 
     async fn settle(&mut self, ask: &Ask, unused: Unused) -> TestCaseResult {

@@ -100,6 +100,7 @@ impl Naive {
                         }
                     }
                 }
+                None if self.lent(ask).is_some() => {}
                 None if held_up && ask.charge == Charge::IfAllowed => *decision = self.look(ask, now, 0, 0),
                 None => self.take(ask, decision, now),
             }
@@ -122,16 +123,33 @@ impl Naive {
                 ..self.look(ask, now, 0, 0)
             };
         }
+        if let Some(granted) = self.lent(ask) {
+            let granted = Cost::new(granted);
+            let left = self.look(ask, now, 0, 0);
+            return Decision { denied: None, granted, retry_after: Duration::ZERO, replaced: false, ..left };
+        }
+        let known = ask.lease.as_ref().is_some_and(|lease| self.leases.contains_key(lease.id.as_str()));
         if let Some(strikes) = &ask.strikes
             && strikes.reported > 0
             && !self.blocks.contains_key(&ask.key)
+            && !known
         {
             self.strike(&ask.key, &strikes.penalty, now, strikes.reported.into());
+            if let Some(lease) = &ask.lease {
+                let marker = Lease { outstanding: 0, ends: now + micros(lease.valid_for) };
+                self.leases.insert(lease.id.to_string(), marker);
+            }
         }
         if let Some(ends) = self.blocks.get(&ask.key) {
             return Decision::blocked(Duration::from_micros(ends - now));
         }
         self.look(ask, now, ask.want.at_least.get(), ask.want.at_most.get())
+    }
+
+    /// What was granted when this lease was asked for before.
+    fn lent(&self, ask: &Ask) -> Option<u64> {
+        let lease = self.leases.get(ask.lease.as_ref()?.id.as_str())?;
+        Some(lease.outstanding).filter(|granted| *granted > 0)
     }
 
     fn look(&self, ask: &Ask, now: u64, at_least: u64, at_most: u64) -> Decision {

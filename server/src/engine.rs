@@ -77,7 +77,8 @@ impl Engine {
         Ok(Verdict::of(&rule, limited, &decision))
     }
 
-    /// Takes tokens out of a bucket, for a gateway to spend on its own.
+    /// Takes tokens out of a bucket, for a gateway to spend on its own. Asked again while the lease lasts, by the same
+    /// gateway with the same number, it is the same lease: the first answer may have been lost.
     ///
     /// # Errors
     /// The request can not be, or the store could not be asked.
@@ -93,7 +94,10 @@ impl Engine {
 
         let leasable = lease::leasable(limited);
         let bucket = BucketName::new(&request.key, &rule.class);
-        let id = leasable.then(|| LeaseId::fresh(&bucket));
+        let again = !request.gateway.is_empty() && request.seq > 0;
+        let id = leasable.then(|| {
+            if again { LeaseId::of(&bucket, &request.gateway, request.seq) } else { LeaseId::fresh(&bucket) }
+        });
         let hit = Hit {
             bucket,
             limit: limited.limit,
@@ -109,7 +113,7 @@ impl Engine {
             charge: Charge::IfAllowed,
             // The gateway reports what it denies; counting this refusal too would count it twice.
             strikes: limited.strikes(request.denied, false),
-            lease: id.clone().map(|id| NewLease { id, valid_for: lease::VALID_FOR }),
+            lease: id.clone().map(|id| NewLease { id, valid_for: lease::VALID_FOR, again }),
         };
         let decision = self.decide(&rule, hit, request.deadline).await?;
         Ok(lease::of(limited, &decision, id, leasable))

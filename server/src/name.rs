@@ -100,7 +100,7 @@ fn put(name: &mut String, text: &str) {
     }
 }
 
-/// Names a lease: its bucket, and a number that nobody can guess.
+/// Names a lease: its bucket, and a number that nobody can guess who does not know who asked and with which number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseId {
     text: String,
@@ -114,6 +114,19 @@ impl LeaseId {
         let mut text = bucket.text.clone();
         // Writing to a string can not fail.
         write!(text, ":{:032x}", rand::random::<u128>()).unwrap_or_default();
+        Self { text, bucket: bucket.clone() }
+    }
+
+    /// The lease on that bucket that a gateway asks for with that number, however often it does.
+    #[must_use]
+    pub fn of(bucket: &BucketName, gateway: &str, seq: u64) -> Self {
+        let mut text = bucket.text.clone();
+        text.push(':');
+        let hash = Sha256::new().chain_update(seq.to_le_bytes()).chain_update(gateway).finalize();
+        for byte in hash.iter().take(16) {
+            // Writing to a string can not fail.
+            write!(text, "{byte:02x}").unwrap_or_default();
+        }
         Self { text, bucket: bucket.clone() }
     }
 
@@ -240,6 +253,11 @@ mod tests {
         assert_ne!(one, other);
         assert_eq!(LeaseId::parse(one.as_str()).as_ref(), Some(&one));
         assert_eq!((one.bucket(), &*one.class()), (&bucket, "search it"));
+        let named = ["a", "b"].map(|gateway| [1, 2].map(|seq| LeaseId::of(&bucket, gateway, seq)));
+        let names: std::collections::HashSet<_> = named.iter().flatten().map(LeaseId::as_str).collect();
+        assert_eq!(names.len(), 4);
+        assert_eq!(LeaseId::of(&bucket, "a", 1), named[0][0]);
+        assert_eq!(LeaseId::parse(named[1][1].as_str()).as_ref(), Some(&named[1][1]));
     }
 
     #[test]

@@ -68,6 +68,10 @@ pub struct Borrow {
     pub class: String,
     /// Tokens wished for.
     pub n: u32,
+    /// Who wishes, and the number of the wish: sent again, it is the same one. Empty or zero: none is.
+    pub gateway: String,
+    /// See `gateway`.
+    pub seq: u64,
     /// Calls that the gateway denied by itself since it last asked.
     pub denied: u32,
     /// Leases given back before this one is granted.
@@ -141,6 +145,8 @@ pub struct NewLease {
     pub id: LeaseId,
     /// How long its tokens may be spent or returned.
     pub valid_for: Duration,
+    /// May it have been granted before, so that this is only asked again? Then the same is granted, and paid once.
+    pub again: bool,
 }
 
 /// The end of a lease: its unspent tokens go back.

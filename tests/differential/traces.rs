@@ -29,9 +29,21 @@ pub(super) struct RuleSpec {
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Call(Vec<Wish>),
-    Settle { which: Index, unused: Unused },
-    SettleUnknown { unused: Unused },
-    Change { class: usize, rule: RuleSpec },
+    Settle {
+        which: Index,
+        unused: Unused,
+    },
+    SettleUnknown {
+        unused: Unused,
+    },
+    /// A lease that was asked for is asked for again.
+    Again {
+        which: Index,
+    },
+    Change {
+        class: usize,
+        rule: RuleSpec,
+    },
 }
 
 /// Of one bucket.
@@ -169,6 +181,7 @@ fn steps(algorithms: usize) -> impl Strategy<Value = Step> {
         12 => prop::collection::vec(wishes(), 1..=4).prop_map(Step::Call),
         4 => (any::<Index>(), unused()).prop_map(|(which, unused)| Step::Settle { which, unused }),
         1 => unused().prop_map(|unused| Step::SettleUnknown { unused }),
+        2 => any::<Index>().prop_map(|which| Step::Again { which }),
         2 => (0..3usize, rules(algorithms)).prop_map(|(class, rule)| Step::Change { class, rule }),
     ]
 }

@@ -1,7 +1,7 @@
 //! Tokens ahead: what is granted, what comes back, and what does not.
 
 use super::{CLASSES, HOUR};
-use crate::support::calls::{Caller, allowed, backings, denied, is_just_below, span};
+use crate::support::calls::{Backing, Caller, allowed, backings, denied, is_just_below, span};
 use crate::support::eventually;
 use tollgate_proto::v1::{BorrowRequest, BorrowResponse, Reason, ReturnRequest};
 use tollgate_server::clock::instant;
@@ -167,5 +167,48 @@ async fn less_than_one_call_costs_is_not_lent() {
         );
         assert!(is_just_below(span(none.retry_after), 3 * HOUR / 2), "{backing}: {none:?}");
         assert_eq!(caller.borrow(wish("alice", "search", 4)).await.granted, 4, "{backing}: as wished");
+    }
+}
+
+/// The first answer may have been lost, and the service may be asked by way of another instance.
+#[tokio::test]
+async fn a_borrow_that_is_sent_again_is_the_same_lease() {
+    for backing in backings().await {
+        let (_server, caller) = backing.serve(CLASSES).await;
+        let other = match &backing {
+            Backing::Memory => None,
+            Backing::Redis(..) => Some(backing.serve(CLASSES).await),
+        };
+        let again = other.as_ref().map_or(&caller, |(_, other)| other);
+        let named = |key: &str, gateway: &str, seq| BorrowRequest {
+            gateway: gateway.into(),
+            seq,
+            ..wish(key, "read", 5)
+        };
+        let mut tried = 0;
+        let (key, first, second) = eventually("a lease that lasts", async || {
+            tried += 1;
+            let key = format!("alice {tried}");
+            let started = instant();
+            let first = caller.borrow(named(&key, "gw", 7)).await;
+            let second = again.borrow(named(&key, "gw", 7)).await;
+            (started.elapsed() < span(first.valid_for)).then_some((key, first, second))
+        })
+        .await;
+        assert_eq!((first.granted, first.remaining), (5, 15), "{backing}: {first:?}");
+        assert_eq!((&second.lease_id, second.granted), (&first.lease_id, 5), "{backing}: {second:?}");
+        assert_eq!(second.remaining, 15, "{backing}: paid once");
+        // Another number, another gateway, none of either: each is a wish of its own.
+        let mut left = 15;
+        for (gateway, seq) in [("gw", 8), ("other", 7), ("gw", 0), ("", 7)] {
+            let lease = caller.borrow(named(&key, gateway, seq)).await;
+            left = u64::saturating_sub(left, 5);
+            let granted = if (gateway, seq) == ("", 7) { 0 } else { 5 };
+            assert_eq!((lease.granted, lease.remaining), (granted, left), "{backing}: {gateway} {seq}");
+            assert_ne!(lease.lease_id, first.lease_id, "{backing}");
+        }
+        // It comes back once.
+        caller.give_back(&first.lease_id, 5).await;
+        assert_eq!(again.give_back(&first.lease_id, 5).await, 0, "{backing}");
     }
 }

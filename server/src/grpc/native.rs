@@ -55,7 +55,7 @@ impl v1::rate_limiter_server::RateLimiter for Native {
         request: Request<v1::BorrowRequest>,
     ) -> Result<Response<v1::BorrowResponse>, Status> {
         let deadline = deadline::of(&request);
-        let v1::BorrowRequest { key, class, n, denied, returns, .. } = request.into_inner();
+        let v1::BorrowRequest { key, class, n, gateway, seq, denied, returns, .. } = request.into_inner();
         // A class that is never limited asks the store nothing, but what is returned with it does.
         let _place = if returns.is_empty() { self.enter(&class)? } else { Some(self.place()?) };
         if returns.len() > MOST_RETURNS {
@@ -64,7 +64,7 @@ impl v1::rate_limiter_server::RateLimiter for Native {
         }
         let returns =
             returns.into_iter().map(|r| Return { lease_id: r.lease_id, unused: r.unused }).collect();
-        let borrow = Borrow { key, class, n, denied, returns, deadline };
+        let borrow = Borrow { key, class, n, gateway, seq, denied, returns, deadline };
         let lease = self.engine.borrow(borrow).await.map_err(|r| status::refused(&r))?;
         Ok(Response::new(lease.into()))
     }

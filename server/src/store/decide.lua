@@ -2,8 +2,8 @@
 -- store/memory.rs. Put before this text are `div_ceil`, `whole`, `level`, `window`, `algorithms` (by tag)
 -- and `strike`, from the .lua files of their rooms.
 --
--- KEYS: buckets first, then what else is read at once (blocks, leases that end), then what is not (strikes,
--- which are read where there is one to count, and new leases). Each is there once, and is told by its place.
+-- KEYS: buckets first, then what else is read at once (blocks, leases that end, and new ones that may have been
+-- granted before), then what is not (strikes, which are read where there is one to count, and other new leases). Each is there once, and is told by its place.
 -- ARGV[1], msgpack: { now, linger, buckets, reads, asks, calls }
 --   now      microseconds since 1970, or 0: ask this server's clock
 --   linger   milliseconds that keys outlive their use, for tests with a clock of their own
@@ -198,16 +198,34 @@ local function give_back(bucket, ask, tokens)
   return credited, remaining, reset_after, wait, state
 end
 
+-- What was granted when that lease was asked for before; nothing if it was not, or if nothing was. A lease that can
+-- not have been asked for before is not read.
+local function lent(lease)
+  return lease > 0 and lease <= read_count and number_at(lease) or 0
+end
+
 -- Returns code, granted, remaining, retry_after, reset_after, wait, state.
 local function judge(hit, ask)
+  local lease = calls[hit + 4]
+  if lent(lease) > 0 then
+    local state = state_of(calls[hit + 1], ask)
+    local _, _, remaining, _, reset_after, wait = ask.decide(ask.limit, state, now, 0, 0)
+    return ALLOWED, lent(lease), remaining, 0, reset_after, wait, state
+  end
   if ask.back > 0 then
     local _, remaining, reset_after, wait, state = give_back(calls[hit + 1], ask, ask.back)
     return ALLOWED, 0, remaining, 0, reset_after, wait, state
   end
   local block, ends_at = calls[hit + 2], 0
   if stored[block] then ends_at = number_at(block) end
-  if ask.reported > 0 and ends_at <= now then
+  local may_be_again = lease > 0 and lease <= read_count
+  if ask.reported > 0 and ends_at <= now and not (may_be_again and stored[lease]) then
     ends_at = count_strikes(ask.penalty, block, calls[hit + 3], ask.reported)
+    -- If nothing is granted, it is still known that these were counted.
+    if may_be_again then
+      stored[lease] = '0'
+      put(KEYS[lease], stored[lease], ask.valid_for)
+    end
   end
   if ends_at > now then return BLOCKED, 0, 0, ends_at - now end
   local state = state_of(calls[hit + 1], ask)
@@ -219,7 +237,9 @@ end
 local function lend(lease, ask, granted, reset_after)
   local valid_for = ask.valid_for
   if ask.algorithm.until_reset then valid_for = math.min(valid_for, reset_after) end
-  put(KEYS[lease], whole(granted), valid_for)
+  local text = whole(granted)
+  put(KEYS[lease], text, valid_for)
+  if lease <= read_count then stored[lease] = text end
 end
 
 local function charge(bucket, ask, state, tokens, reset_after)
@@ -242,9 +262,12 @@ local rows, size = {}, 0
 -- Charges what is granted, counts what is denied, and answers.
 local function commit(hit, ask, held_up, code, granted, remaining, retry_after, reset_after, wait, state)
   -- To what gives back, another algorithm's bucket is a full one.
-  local replaced = state and state.replaced and ask.back == 0 and REPLACED or 0
+  local again = lent(calls[hit + 4]) > 0
+  local replaced = state and state.replaced and ask.back == 0 and not again and REPLACED or 0
   if code == ALLOWED then
-    if held_up and ask.always == 0 and ask.back == 0 then
+    if again then
+      -- It was paid for then.
+    elseif held_up and ask.always == 0 and ask.back == 0 then
       local _
       _, granted, remaining, _, reset_after, wait = ask.decide(ask.limit, state, now, 0, 0)
     elseif granted > 0 then
@@ -304,13 +327,13 @@ local function settle_call(at)
   local ask, unused, lease, bucket = unpack(calls, at, at + SETTLEMENT - 1)
   ask = asks[ask]
   local outstanding, credited = number_at(lease), 0
-  if outstanding > 0 then
-    -- A bucket that can not be read leaves the lease as it is.
-    state_of(bucket, ask)
+  -- A bucket that can not be read leaves the lease as it is.
+  if outstanding > 0 then state_of(bucket, ask) end
+  if stored[lease] then
     call('DEL', KEYS[lease])
     stored[lease] = false
-    credited = give_back(bucket, ask, math.min(unused, outstanding))
   end
+  if outstanding > 0 then credited = give_back(bucket, ask, math.min(unused, outstanding)) end
   size = size + 1
   rows[size] = credited
 end

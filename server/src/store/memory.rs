@@ -139,6 +139,8 @@ impl Memory {
                     shard.strike(hit, decision, now);
                 }
                 Some(Reason::Blocked | Reason::Unavailable) => {}
+                // It was paid for then.
+                None if shard.lent(hit, now).is_some() => {}
                 None if held_up && hit.charge == Charge::IfAllowed => *decision = shard.peek(hit, now),
                 None => shard.charge(hit, decision.granted, decision.reset_after, now),
             }
@@ -162,19 +164,35 @@ impl Shard {
             let left = self.peek(hit, now);
             return Decision { denied: None, retry_after: Duration::ZERO, replaced: false, ..left };
         }
+        if let Some(granted) = self.lent(hit, now) {
+            let left = self.peek(hit, now);
+            return Decision { denied: None, granted, retry_after: Duration::ZERO, replaced: false, ..left };
+        }
         let subject = hit.bucket.subject();
         let mut record = self.records.get(subject, now).copied().unwrap_or_default();
+        let lease = hit.lease.as_ref().filter(|lease| lease.again);
         if let Some(strikes) = &hit.strikes
             && strikes.reported > 0
             && record.blocked_until <= now
+            && lease.is_none_or(|lease| self.leases.get(lease.id.as_str(), now).is_none())
         {
             record = strikes.penalty.strike(record, now, strikes.reported);
             self.file(subject, record, now);
+            // If nothing is granted, it is still known that these were counted.
+            if let Some(lease) = lease {
+                self.leases.put(lease.id.as_str(), Cost::ZERO, now.after(lease.valid_for), now);
+            }
         }
         if record.blocked_until > now {
             return Decision::blocked(record.blocked_until.since(now));
         }
         self.look(hit, now, hit.want)
+    }
+
+    /// What was granted when this lease was asked for before.
+    fn lent(&self, hit: &Hit, now: Timestamp) -> Option<Cost> {
+        let lease = hit.lease.as_ref().filter(|lease| lease.again)?;
+        self.leases.get(lease.id.as_str(), now).copied().filter(|granted| *granted > Cost::ZERO)
     }
 
     fn peek(&self, hit: &Hit, now: Timestamp) -> Decision {
@@ -331,7 +349,7 @@ mod tests {
             strikes: None,
             lease,
         };
-        let lease = NewLease { id: id.clone(), valid_for: Duration::from_secs(9) };
+        let lease = NewLease { id: id.clone(), valid_for: Duration::from_secs(9), again: false };
         let taken = memory.decide_now(&[hit(1, limit(1), Some(lease))]);
         assert_eq!(taken.first().unwrap().reset_after, Duration::from_secs(1));
 

@@ -198,7 +198,14 @@ struct HitRow {
     bucket: usize,
     block: usize,
     strikes: Option<usize>,
-    lease: Option<usize>,
+    lease: Option<LeaseRow>,
+}
+
+#[derive(Clone, Copy)]
+enum LeaseRow {
+    /// One that may have been granted before.
+    Read(usize),
+    New(usize),
 }
 
 impl<'c> Batch<'c> {
@@ -231,10 +238,14 @@ impl<'c> Batch<'c> {
             bucket: self.bucket(hit.bucket.as_str()),
             block: self.read.insert_full(Key { kind: "block:", name: subject }).0,
             strikes: strikes.map(|_| self.named.insert_full(Key { kind: "strikes:", name: subject }).0),
-            lease: hit
-                .lease
-                .as_ref()
-                .map(|lease| self.named.insert_full(Key { kind: "lease:", name: lease.id.as_str() }).0),
+            lease: hit.lease.as_ref().map(|lease| {
+                let key = Key { kind: "lease:", name: lease.id.as_str() };
+                if lease.again {
+                    LeaseRow::Read(self.read.insert_full(key).0)
+                } else {
+                    LeaseRow::New(self.named.insert_full(key).0)
+                }
+            }),
         }
     }
 
@@ -284,8 +295,12 @@ impl<'c> Batch<'c> {
                 Row::Decide(hits) => {
                     flat.push(number(hits.len()));
                     for hit in hits {
-                        let keys =
-                            [bucket(hit.bucket), read(hit.block), named(hit.strikes), named(hit.lease)];
+                        let lease = match hit.lease {
+                            Some(LeaseRow::Read(place)) => read(place),
+                            Some(LeaseRow::New(place)) => named(Some(place)),
+                            None => 0,
+                        };
+                        let keys = [bucket(hit.bucket), read(hit.block), named(hit.strikes), lease];
                         flat.push(number(1 + hit.ask));
                         flat.extend(keys);
                     }

@@ -113,7 +113,8 @@ impl Denials {
 
     /// The denial of that hit, if it can be nothing else and changes nothing.
     pub(super) fn certain(&self, hit: &Hit) -> Option<Decision> {
-        if hit.charge != Charge::IfAllowed {
+        // A lease that was granted before is granted again, whatever is denied now.
+        if hit.charge != Charge::IfAllowed || hit.lease.as_ref().is_some_and(|lease| lease.again) {
             return None;
         }
         let now = self.clock.now();
