@@ -17,7 +17,7 @@ const CLASSES: &str = "classes:
   read: { rate: 1/d, burst: 2000 }
   small: { rate: 1/d, burst: 20 }
   search: { rate: 1/d, burst: 2000, cost: 10 }
-  plenty: { rate: 1000000/s, burst: 100000 }
+  plenty: { rate: 200000/s, burst: 100000 }
   queue: { rate: 20/s, burst: 20, algorithm: leaky_bucket }
   login: { rate: 1/d, burst: 5, sensitive: true }
   strict: { rate: 1/d, burst: 20, penalty: { strikes: 3, window: 1h, base: 60s, cap: 1h } }

@@ -15,7 +15,7 @@ use tollgate_server::clock::Clock;
 use tollgate_server::engine::Engine;
 use tollgate_server::limit::{Cost, Limit, Rate, Timestamp, Want};
 use tollgate_server::name::LeaseId;
-use tollgate_server::request::{Borrow, Return, Settlement};
+use tollgate_server::request::{Borrow, Gateway, Return, Settlement};
 use tollgate_server::rules::{Limited, Rule, Rules};
 use tollgate_server::store::Store;
 
@@ -390,5 +390,51 @@ async fn what_comes_back_under_a_much_longer_window_forgives_nothing() {
             tested.name
         );
         assert_eq!(left(&*tested.store, &ask).await, 500, "{}", tested.name);
+    }
+}
+
+/// Who takes ahead is counted, and who tells what it spends gets its share of half of what there is: alike on every
+/// store, through any instance.
+#[tokio::test]
+async fn gateways_are_counted_and_get_shares_alike() {
+    let clock = Clock::manual(START);
+    let mut told = Vec::new();
+    for tested in each(&clock).await {
+        let other = tested.another();
+        let mut said = Vec::new();
+        // No matter which numbers, as long as they are the same for all.
+        let mut random = 7_u64;
+        let mut draw = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let mut at = START.as_micros();
+        for _ in 0..300 {
+            at +=
+                if draw(60) == 0 { 5_000_000 } else { [0, 1_000, 50_000][usize::try_from(draw(3)).unwrap()] };
+            clock.set(Timestamp::from_micros(at));
+            let gateway = Gateway::named(&format!("gateway {}", draw(6)), draw(3) > 0);
+            let algorithm =
+                ["token_bucket", "fixed_window", "sliding_log"][usize::try_from(draw(3)).unwrap()];
+            let ask = Ask::new(algorithm, "c", limit(20, 1, 100), 1).by(named(algorithm));
+            let mut ask = ask.leased(1 + draw(90), Duration::from_secs(1));
+            ask.lease.as_mut().unwrap().gateway = Some(gateway);
+            ask.lease.as_mut().unwrap().again = draw(2) > 0;
+            let store = if draw(2) > 0 { &other } else { &tested.store };
+            let decision = ask.of(&**store).await;
+            let share = Cost::new((100 / (2 * u64::from(decision.gateways))).max(1));
+            assert!((1..=6).contains(&decision.gateways), "{}: {decision:?}", tested.name);
+            assert!(!gateway.shares || decision.granted <= share, "{}: {decision:?}", tested.name);
+            said.push(decision);
+        }
+        told.push((tested.name, said));
+    }
+    let (_, first) = &told[0];
+    assert!(
+        first.iter().any(|decision| decision.gateways == 6)
+            && first.iter().any(|decision| decision.gateways == 1)
+    );
+    for (name, said) in &told[1..] {
+        assert_eq!(said, first, "{name}");
     }
 }

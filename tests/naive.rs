@@ -120,6 +120,7 @@ impl Naive {
                 retry_after: Duration::ZERO,
                 replaced: false,
                 degraded: false,
+                gateways: 0,
                 ..self.look(ask, now, 0, 0)
             };
         }
@@ -298,6 +299,7 @@ fn decision(answer: Answer) -> Decision {
         wait: Duration::ZERO,
         replaced: false,
         degraded: false,
+        gateways: 0,
     }
 }
 

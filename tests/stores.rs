@@ -177,7 +177,7 @@ impl Ask {
     pub(crate) fn leased(self, at_most: u64, valid_for: Duration) -> Self {
         let id = LeaseId::fresh(&self.bucket());
         let want = Want { at_most: Cost::new(at_most), ..self.want };
-        Self { want, lease: Some(NewLease { id, valid_for, again: true }), ..self }
+        Self { want, lease: Some(NewLease { id, valid_for, again: true, gateway: None }), ..self }
     }
 
     pub(crate) fn bucket(&self) -> BucketName {

@@ -8,7 +8,7 @@ use crate::lease;
 use crate::limit::{Cost, Decision, Reason, Want};
 use crate::name::{BucketName, LeaseId};
 use crate::request::{
-    Borrow, Charge, Denial, Hit, Lease, NewLease, Request, Return, Settlement, Strikes, Verdict,
+    Borrow, Charge, Denial, Gateway, Hit, Lease, NewLease, Request, Return, Settlement, Strikes, Verdict,
 };
 use crate::rules::{DEFAULT_CLASS, Limited, Live, Rule};
 use crate::store::{Store, StoreError};
@@ -94,7 +94,9 @@ impl Engine {
 
         let leasable = lease::leasable(limited);
         let bucket = BucketName::new(&request.key, &rule.class);
-        let again = !request.gateway.is_empty() && request.seq > 0;
+        let named = !request.gateway.is_empty();
+        let gateway = named.then(|| Gateway::named(&request.gateway, request.demand.is_some()));
+        let again = named && request.seq > 0;
         let id = leasable.then(|| {
             if again { LeaseId::of(&bucket, &request.gateway, request.seq) } else { LeaseId::fresh(&bucket) }
         });
@@ -103,7 +105,8 @@ impl Engine {
             limit: limited.limit,
             algorithm: limited.algorithm,
             want: if leasable {
-                Want { at_least: n.min(limited.cost), at_most: n }
+                let at_least = n.min(limited.cost);
+                Want { at_least, at_most: lease::wish(n, request.demand).max(at_least) }
             } else {
                 Want::exactly(Cost::ZERO)
             },
@@ -113,10 +116,11 @@ impl Engine {
             charge: Charge::IfAllowed,
             // The gateway reports what it denies; counting this refusal too would count it twice.
             strikes: limited.strikes(request.denied, false),
-            lease: id.clone().map(|id| NewLease { id, valid_for: lease::VALID_FOR, again }),
+            lease: id.clone().map(|id| NewLease { id, valid_for: lease::VALID_FOR, again, gateway }),
         };
         let decision = self.decide(&rule, hit, request.deadline).await?;
-        Ok(lease::of(limited, &decision, id, leasable))
+        let knows_itself = gateway.is_some_and(|gateway| gateway.shares);
+        Ok(lease::of(limited, &decision, id, leasable, knows_itself))
     }
 
     /// Gives the unspent tokens of a lease back; returns how many went into the bucket.

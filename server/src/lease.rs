@@ -1,14 +1,36 @@
 //! How much of a bucket a gateway may take ahead, until when, and what it does without the service.
+//!
+//! Tokens are taken out of the bucket before they are spent, so whatever is said here, the limit holds; what is at stake
+//! is who gets them, and how often the service is asked. A gateway that tells what it spends gets what it spends in a
+//! quarter of a second, and at most its share: of what is in the bucket, half is left, and the other half is for all
+//! gateways alike that were heard of in the last seconds. Where little is left each gets a token or two, and who gets
+//! none is told to wait long enough for some to flow in; so also a bucket that is asked for three times what it has is
+//! asked seldom.
 
 use crate::algorithm::Lending;
-use crate::limit::{Cost, Decision};
+use crate::limit::{Cost, Decision, Limit, Reason, micros};
 use crate::name::LeaseId;
 use crate::request::{Denial, Fallback, Lease};
 use crate::rules::Limited;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// A block reaches a gateway when its lease ends, so leases are short.
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(1);
+
+/// A grant is for so long, by what the gateway spends.
+const AHEAD: Duration = Duration::from_millis(250);
+
+/// Who gets nothing waits for so much of the burst to flow in, in hundredths, and within these bounds.
+const SCARCE: (u64, Duration, Duration) = (6, Duration::from_millis(25), Duration::from_millis(250));
+
+/// Of several gateways, one takes ahead only where its share of the rate is so many calls a second, at least: what one
+/// holds is missing to the others. And any only
+const LEAST_RATE: u64 = 20;
+/// where the burst is what flows in in so long, at least;
+const LEAST_BURST: Duration = Duration::from_millis(500);
+/// and where the largest grant is so many calls.
+const LEAST_CALLS: u64 = 4;
 
 /// May tokens of this class be spent elsewhere? Not if a denial must hold at once, not if a gateway would
 /// enforce what is only to be watched, and not if each call has its turn.
@@ -16,9 +38,44 @@ pub(crate) fn leasable(limited: &Limited) -> bool {
     !limited.sensitive && !limited.shadow && limited.algorithm.lending != Lending::Never
 }
 
-pub(crate) fn of(limited: &Limited, decision: &Decision, id: Option<LeaseId>, leasable: bool) -> Lease {
+/// What is wished for, by one that spends so much a second.
+pub(crate) fn wish(n: Cost, demand: Option<NonZeroU32>) -> Cost {
+    let Some(demand) = demand else { return n };
+    let ahead = u64::from(demand.get()) * micros(AHEAD);
+    n.min(Cost::new(ahead.div_ceil(1_000_000)))
+}
+
+/// Is it worth it, with so many gateways? Else each call asks, which is more exact and not more often.
+fn worthwhile(limited: &Limited, gateways: u32) -> bool {
+    let (limit, cost) = (&limited.limit, limited.cost.get());
+    let gateways = u64::from(gateways.max(1));
+    let seconds = micros(limit.rate().period());
+    let per_second = u128::from(limit.rate().count()) * 1_000_000 / u128::from(seconds);
+    limit.window() >= LEAST_BURST
+        && (gateways == 1 || per_second >= u128::from(LEAST_RATE * cost * gateways))
+        && limit.burst() >= 2 * gateways * LEAST_CALLS * cost
+}
+
+/// When to ask again after nothing was granted; a tenth to a fifth later, so that not all come at once.
+fn again_after(limit: &Limit, retry_after: Duration) -> Duration {
+    let (hundredths, least, most) = SCARCE;
+    let some = Duration::from_micros(micros(limit.window()) / 100 * hundredths).clamp(least, most);
+    let wait = retry_after.max(some);
+    wait + wait / 100 * rand::random_range(10..=20)
+}
+
+/// `knows_itself`: the gateway has told its name and what it spends, so it can be advised.
+pub(crate) fn of(
+    limited: &Limited,
+    decision: &Decision,
+    id: Option<LeaseId>,
+    leasable: bool,
+    knows_itself: bool,
+) -> Lease {
     let granted = decision.granted;
     let taken = granted > Cost::ZERO;
+    let gateways = decision.gateways;
+    let share = limited.algorithm.share(&limited.limit, gateways, limited.cost);
     Lease {
         id: id.filter(|_| taken),
         granted,
@@ -30,11 +87,16 @@ pub(crate) fn of(limited: &Limited, decision: &Decision, id: Option<LeaseId>, le
         limit: limited.limit.burst(),
         remaining: decision.remaining,
         denied: decision.denied.map(Denial::from),
-        retry_after: decision.retry_after,
-        leasable,
+        retry_after: if knows_itself && decision.denied == Some(Reason::OverLimit) {
+            again_after(&limited.limit, decision.retry_after)
+        } else {
+            decision.retry_after
+        },
+        leasable: leasable && (!knows_itself || worthwhile(limited, gateways)),
         cost: limited.cost,
-        fallback: Some(if limited.sensitive { Fallback::Deny } else { Fallback::Limit(limited.limit) }),
+        fallback: Some(if limited.sensitive { Fallback::Deny } else { Fallback::Limit(share) }),
         degraded: decision.degraded,
+        gateways,
     }
 }
 
@@ -52,5 +114,77 @@ pub(crate) fn unlimited(n: Cost) -> Lease {
         cost: Cost::ZERO,
         fallback: None,
         degraded: false,
+        gateways: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::ALL;
+    use crate::limit::{Rate, Reason};
+
+    fn limited(per_second: u64, burst: u64, cost: u64) -> Limited {
+        let rate = Rate::new(per_second, Duration::from_secs(1)).unwrap();
+        Limited {
+            limit: Limit::new(rate, burst).unwrap(),
+            algorithm: &ALL[0],
+            cost: Cost::new(cost),
+            sensitive: false,
+            penalty: None,
+            shadow: false,
+            wait: false,
+        }
+    }
+
+    #[test]
+    fn a_quarter_of_a_second_is_wished_for() {
+        for (n, demand, wished) in
+            [(100, 0, 100), (100, 40, 10), (100, 41, 11), (100, 4000, 100), (100, 1, 1)]
+        {
+            assert_eq!(wish(Cost::new(n), NonZeroU32::new(demand)), Cost::new(wished), "{n} {demand}");
+        }
+    }
+
+    #[test]
+    fn it_is_worth_it_where_shares_are_large() {
+        for (limited, gateways, worth) in [
+            (limited(1000, 1000, 1), 1, true),
+            (limited(1000, 1000, 1), 50, true),
+            (limited(1000, 1000, 1), 51, false),
+            // The burst is less than half a second of the rate.
+            (limited(1000, 499, 1), 1, false),
+            (limited(1000, 500, 1), 1, true),
+            // Each has 19 calls a second.
+            (limited(190, 1000, 1), 10, false),
+            (limited(200, 1000, 1), 10, true),
+            (limited(200, 1000, 10), 1, true),
+            (limited(200, 1000, 10), 2, false),
+            (limited(1, 1000, 1), 1, true),
+            (limited(100, 79, 1), 10, false),
+        ] {
+            assert_eq!(worthwhile(&limited, gateways), worth, "{limited:?} {gateways}");
+        }
+    }
+
+    #[test]
+    fn who_gets_nothing_waits_a_while_if_it_knows_itself() {
+        let limited = limited(1000, 1000, 1);
+        let decision = Decision {
+            denied: Some(Reason::OverLimit),
+            gateways: 4,
+            retry_after: Duration::from_millis(1),
+            ..Decision::blocked(Duration::ZERO)
+        };
+        let asked = |knows_itself| of(&limited, &decision, None, true, knows_itself);
+        assert_eq!(asked(false).retry_after, Duration::from_millis(1));
+        for _ in 0..100 {
+            let advised = asked(true);
+            // Six hundredths of a second, and a tenth to a fifth of that.
+            let bounds = Duration::from_millis(66)..=Duration::from_millis(72);
+            assert!(bounds.contains(&advised.retry_after), "{advised:?}");
+            let Some(Fallback::Limit(share)) = advised.fallback else { panic!("{advised:?}") };
+            assert_eq!((share.burst(), advised.gateways), (250, 4));
+        }
     }
 }

@@ -351,6 +351,8 @@ pub struct Decision {
     pub replaced: bool,
     /// Decided without the authority.
     pub degraded: bool,
+    /// Of a hit that tells its gateway: how many are known to take ahead from that bucket, this one among them.
+    pub gateways: u32,
 }
 
 impl Decision {
@@ -372,6 +374,7 @@ impl Decision {
             wait: Duration::ZERO,
             replaced: false,
             degraded: false,
+            gateways: 0,
         }
     }
 

@@ -253,11 +253,11 @@ mod tests {
         assert_ne!(one, other);
         assert_eq!(LeaseId::parse(one.as_str()).as_ref(), Some(&one));
         assert_eq!((one.bucket(), &*one.class()), (&bucket, "search it"));
-        let named = ["a", "b"].map(|gateway| [1, 2].map(|seq| LeaseId::of(&bucket, gateway, seq)));
-        let names: std::collections::HashSet<_> = named.iter().flatten().map(LeaseId::as_str).collect();
+        let of_gateways = ["a", "b"].map(|gateway| [1, 2].map(|seq| LeaseId::of(&bucket, gateway, seq)));
+        let names: std::collections::HashSet<_> = of_gateways.iter().flatten().map(LeaseId::as_str).collect();
         assert_eq!(names.len(), 4);
-        assert_eq!(LeaseId::of(&bucket, "a", 1), named[0][0]);
-        assert_eq!(LeaseId::parse(named[1][1].as_str()).as_ref(), Some(&named[1][1]));
+        assert_eq!(LeaseId::of(&bucket, "a", 1), of_gateways[0][0]);
+        assert_eq!(LeaseId::parse(of_gateways[1][1].as_str()).as_ref(), Some(&of_gateways[1][1]));
     }
 
     #[test]

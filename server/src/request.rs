@@ -5,6 +5,8 @@ use crate::limit::{Cost, Limit, Want};
 use crate::name::{BucketName, LeaseId};
 use crate::penalty::Penalty;
 use crate::rules::domain::{Domain, DomainRule, Said};
+use sha2::{Digest as _, Sha256};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -72,6 +74,8 @@ pub struct Borrow {
     pub gateway: String,
     /// See `gateway`.
     pub seq: u64,
+    /// Tokens that the gateway spends in a second, if it knows.
+    pub demand: Option<NonZeroU32>,
     /// Calls that the gateway denied by itself since it last asked.
     pub denied: u32,
     /// Leases given back before this one is granted.
@@ -147,6 +151,43 @@ pub struct NewLease {
     pub valid_for: Duration,
     /// May it have been granted before, so that this is only asked again? Then the same is granted, and paid once.
     pub again: bool,
+    /// Who takes it, if that is to be counted.
+    pub gateway: Option<Gateway>,
+}
+
+/// Who takes tokens ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gateway {
+    /// Instead of its name; below 2^53.
+    pub hash: u64,
+    /// Does it get no more than its share of what there is? Then half of that is left, and the other half is for all
+    /// gateways alike.
+    pub shares: bool,
+}
+
+impl Gateway {
+    /// Those that were not heard of for so long are not counted any more.
+    pub const COUNTED_FOR: Duration = Duration::from_secs(5);
+    /// So many are counted of a bucket at most.
+    pub const MOST: usize = 256;
+
+    /// The gateway of that name.
+    #[must_use]
+    pub fn named(name: &str, shares: bool) -> Self {
+        let hash = Sha256::digest(name);
+        let hash = hash.iter().take(6).fold(0, |hash, byte| hash << 8 | u64::from(*byte));
+        Self { hash, shares }
+    }
+
+    /// How much one of so many may take of what remains, if it wishes for that, or for less.
+    #[must_use]
+    pub fn share(self, want: Want, remaining: u64, gateways: u32) -> Want {
+        if !self.shares {
+            return want;
+        }
+        let share = Cost::new(remaining / (2 * u64::from(gateways.max(1))));
+        Want { at_most: want.at_most.min(share.max(want.at_least)), ..want }
+    }
 }
 
 /// The end of a lease: its unspent tokens go back.
@@ -223,6 +264,8 @@ pub struct Lease {
     pub fallback: Option<Fallback>,
     /// Decided without the authority.
     pub degraded: bool,
+    /// Gateways that take ahead from this bucket, if they were counted.
+    pub gateways: u32,
 }
 
 /// What a gateway does when the service is gone.

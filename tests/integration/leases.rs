@@ -212,3 +212,35 @@ async fn a_borrow_that_is_sent_again_is_the_same_lease() {
         assert_eq!(again.give_back(&first.lease_id, 5).await, 0, "{backing}");
     }
 }
+
+#[tokio::test]
+async fn gateways_are_counted_and_told_their_share() {
+    for backing in backings().await {
+        let (_server, caller) = backing.serve("  read: { rate: 1000/s, burst: 1000 }\n").await;
+        let from = async |gateway: &str, n, demand_per_s| {
+            let wish = BorrowRequest { gateway: gateway.into(), demand_per_s, ..wish("alice", "read", n) };
+            caller.borrow(wish).await
+        };
+        let counted = eventually("four at once", async || {
+            let mut last = None;
+            for gateway in ["a", "b", "c", "d", "a"] {
+                last = Some(from(gateway, 1, 4).await);
+            }
+            last.filter(|lease| lease.gateways == 4)
+        })
+        .await;
+        let share = counted.fallback.unwrap();
+        assert!(
+            counted.leasable && share.burst == 250 && (share.rate_per_s - 250.0).abs() < 1e-9,
+            "{share:?}"
+        );
+        // Half of what there is is left, and the rest is for all alike.
+        let much = from("a", 1000, 1_000_000).await;
+        assert!(much.granted > 0 && much.granted <= 125, "{backing}: {much:?}");
+        // What it spends in a quarter of a second.
+        assert_eq!(from("b", 1000, 40).await.granted, 10, "{backing}");
+        // Who does not tell its name is not counted, and gets what it wishes.
+        let by_hand = caller.borrow(wish("alice", "read", 200)).await;
+        assert_eq!((by_hand.granted, by_hand.gateways), (200, 0), "{backing}");
+    }
+}

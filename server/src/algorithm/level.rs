@@ -22,6 +22,7 @@ pub(super) fn decide(limit: &Limit, missing: u64, step: u64, want: Want) -> Deci
             wait: Duration::ZERO,
             replaced: false,
             degraded: false,
+            gateways: 0,
         };
     }
     let granted = Cost::new(tokens.min(want.at_most.get()));
@@ -34,6 +35,7 @@ pub(super) fn decide(limit: &Limit, missing: u64, step: u64, want: Want) -> Deci
         wait: Duration::ZERO,
         replaced: false,
         degraded: false,
+        gateways: 0,
     }
 }
 

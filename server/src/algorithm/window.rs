@@ -38,6 +38,7 @@ pub(super) fn decide(
             wait: Duration::ZERO,
             replaced: false,
             degraded: false,
+            gateways: 0,
         };
     }
     let granted = remaining.min(want.at_most.get());
@@ -50,5 +51,6 @@ pub(super) fn decide(
         wait: Duration::ZERO,
         replaced: false,
         degraded: false,
+        gateways: 0,
     }
 }

@@ -5,6 +5,7 @@ use crate::engine::{Engine, Refusal};
 use crate::limit::Cost;
 use crate::request::{Borrow, Denial, Fallback, Lease, Request as Ask, Return, Verdict};
 use crate::shed::{Gate, Place};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use tollgate_proto::v1;
@@ -55,7 +56,9 @@ impl v1::rate_limiter_server::RateLimiter for Native {
         request: Request<v1::BorrowRequest>,
     ) -> Result<Response<v1::BorrowResponse>, Status> {
         let deadline = deadline::of(&request);
-        let v1::BorrowRequest { key, class, n, gateway, seq, denied, returns, .. } = request.into_inner();
+        let v1::BorrowRequest { key, class, n, gateway, seq, demand_per_s, denied, returns } =
+            request.into_inner();
+        let demand = NonZeroU32::new(demand_per_s);
         // A class that is never limited asks the store nothing, but what is returned with it does.
         let _place = if returns.is_empty() { self.enter(&class)? } else { Some(self.place()?) };
         if returns.len() > MOST_RETURNS {
@@ -64,7 +67,7 @@ impl v1::rate_limiter_server::RateLimiter for Native {
         }
         let returns =
             returns.into_iter().map(|r| Return { lease_id: r.lease_id, unused: r.unused }).collect();
-        let borrow = Borrow { key, class, n, gateway, seq, denied, returns, deadline };
+        let borrow = Borrow { key, class, n, gateway, seq, demand, denied, returns, deadline };
         let lease = self.engine.borrow(borrow).await.map_err(|r| status::refused(&r))?;
         Ok(Response::new(lease.into()))
     }
@@ -115,7 +118,7 @@ impl From<Lease> for v1::BorrowResponse {
             leasable: lease.leasable,
             fallback: lease.fallback.map(fallback),
             degraded: lease.degraded,
-            gateways: 0,
+            gateways: lease.gateways,
             cost: tokens(lease.cost),
         }
     }

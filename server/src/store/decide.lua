@@ -10,10 +10,11 @@
 --   buckets  how many keys are buckets
 --   reads    how many keys are read, buckets among them
 --   asks     what is asked of buckets, all that hits have in common: { { at_least, at_most, reported, on_denial,
---            valid_for, shadow, quota, always, back, tag, burst, refill, scale, window, and of the penalty strikes,
+--            counted, valid_for, shadow, quota, always, back, tag, burst, refill, scale, window, and of the penalty strikes,
 --            window, base, cap }, ... }
 --   calls    one flat list; of each call how many hits it has, or 0 for a settlement, and then
---            of each hit: ask, bucket, block, strikes, lease; 0 for a place that is not needed
+--            of each hit: ask, bucket, block, strikes, lease; 0 for a place that is not needed; and of one whose
+--            gateway is counted: where, and its hash. counted is 0, or 1, or 2 if it gets its share and no more
 --            of a settlement: ask, unused, lease, bucket
 -- Answer, msgpack: { now, rows, errors }
 --   rows     one flat list; of each hit a code and
@@ -21,7 +22,8 @@
 --            1 over: remaining, retry_after, reset_after, how many words the state has, and those
 --            2 blocked: retry_after
 --            3 failed: nothing
---            with 4 more if the bucket was another algorithm's; of each settlement: what is credited
+--            with 4 more if the bucket was another algorithm's, and then how many gateways there are, if they were
+--            counted; of each settlement: what is credited
 --   errors   { { number of the call from 1, error }, ... }; what their rows say is not so
 --
 -- This is the path that every decision takes, so what is done once a batch is not done once a call.
@@ -41,7 +43,7 @@ end
 
 local asks = {}
 for i, row in ipairs(ask_rows) do
-  local at_least, at_most, reported, on_denial, valid_for, shadow, quota, always, back, tag, burst, refill,
+  local at_least, at_most, reported, on_denial, counted, valid_for, shadow, quota, always, back, tag, burst, refill,
     scale, window, strikes, forgotten, base, cap = unpack(row)
   local algorithm = algorithms[tag]
   asks[i] = {
@@ -49,6 +51,7 @@ for i, row in ipairs(ask_rows) do
     at_most = at_most,
     reported = reported,
     on_denial = on_denial == 1,
+    counted = counted,
     valid_for = valid_for,
     shadow = shadow == 1,
     quota = quota == 1,
@@ -198,11 +201,27 @@ local function give_back(bucket, ask, tokens)
   return credited, remaining, reset_after, wait, state
 end
 
+-- Gateways that were not heard of for so many microseconds are not counted, and of a bucket no more than so many.
+local COUNTED_FOR, MOST_GATEWAYS = 5000000, 256
+
+-- Returns how many there are with this one.
+local function hear(gateways, hash)
+  local key = KEYS[gateways]
+  call('ZADD', key, whole(now), whole(hash))
+  call('ZREMRANGEBYSCORE', key, '-inf', whole(now - COUNTED_FOR))
+  call('ZREMRANGEBYRANK', key, 0, -1 - MOST_GATEWAYS)
+  call(expire_end, key, whole(end_after(COUNTED_FOR)))
+  return call('ZCARD', key)
+end
+
 -- What was granted when that lease was asked for before; nothing if it was not, or if nothing was. A lease that can
 -- not have been asked for before is not read.
 local function lent(lease)
   return lease > 0 and lease <= read_count and number_at(lease) or 0
 end
+
+-- Of the hit that is being decided, if they were counted.
+local gateways = 0
 
 -- Returns code, granted, remaining, retry_after, reset_after, wait, state.
 local function judge(hit, ask)
@@ -229,8 +248,14 @@ local function judge(hit, ask)
   end
   if ends_at > now then return BLOCKED, 0, 0, ends_at - now end
   local state = state_of(calls[hit + 1], ask)
+  local at_most = ask.at_most
+  if ask.counted == 2 then
+    local _, _, remaining = ask.decide(ask.limit, state, now, 0, 0)
+    local share = (remaining - remaining % (2 * gateways)) / (2 * gateways)
+    at_most = math.min(at_most, math.max(share, ask.at_least))
+  end
   local denied, granted, remaining, retry_after, reset_after, wait =
-    ask.decide(ask.limit, state, now, ask.at_least, ask.at_most)
+    ask.decide(ask.limit, state, now, ask.at_least, at_most)
   return denied and OVER or ALLOWED, granted, remaining, retry_after, reset_after, wait, state
 end
 
@@ -300,7 +325,12 @@ end
 local function decide_call(at, hits)
   if hits == 1 then
     local ask = asks[calls[at]]
-    return commit(at, ask, false, judge(at, ask))
+    if ask.counted == 0 then return commit(at, ask, false, judge(at, ask)) end
+    gateways = hear(calls[at + HIT], calls[at + HIT + 1])
+    commit(at, ask, false, judge(at, ask))
+    size = size + 1
+    rows[size] = gateways
+    return
   end
   local judged, held_up, quotas, denied_quotas = {}, false, 0, 0
   for i = 1, hits do
@@ -349,6 +379,7 @@ local function each(run)
   while at <= stop do
     number, start, hits = number + 1, at + 1, calls[at]
     at = start + (hits > 0 and HIT * hits or SETTLEMENT)
+    if hits == 1 and asks[calls[start]].counted > 0 then at = at + 2 end
     run()
   end
 end

@@ -10,7 +10,7 @@ use crate::algorithm::Algorithm;
 use crate::clock::Clock;
 use crate::limit::{Cost, Decision, Limit, Reason, State, Timestamp, Want};
 use crate::penalty::Record;
-use crate::request::{Charge, Hit, Settlement};
+use crate::request::{Charge, Gateway, Hit, Settlement};
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher as _, RandomState};
@@ -31,6 +31,29 @@ struct Shard {
     buckets: Expiring<Bucket>,
     records: Expiring<Record>,
     leases: Expiring<Cost>,
+    gateways: Expiring<Gateways>,
+}
+
+/// Who takes ahead from a bucket, and when each was last heard of.
+#[derive(Default)]
+struct Gateways(Vec<(u64, Timestamp)>);
+
+impl Gateways {
+    /// One more, or one that is known; returns how many there are.
+    fn hear(&mut self, hash: u64, now: Timestamp) -> usize {
+        self.0.retain(|(other, at)| *other != hash && now.since(*at) < Gateway::COUNTED_FOR);
+        if self.0.len() == Gateway::MOST {
+            self.0.remove(0);
+        }
+        self.0.push((hash, now));
+        self.0.len()
+    }
+}
+
+impl Weigh for Gateways {
+    fn heap_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<(u64, Timestamp)>()
+    }
 }
 
 struct Bucket {
@@ -80,6 +103,7 @@ impl Memory {
             buckets: Expiring::new(bound),
             records: Expiring::new(bound),
             leases: Expiring::new(bound),
+            gateways: Expiring::new(bound),
         };
         let shards = std::iter::repeat_with(|| Mutex::new(shard())).take(SHARDS).collect();
         Self { shards, hasher: RandomState::new(), clock }
@@ -90,12 +114,12 @@ impl Memory {
     pub fn figures(&self) -> Figures {
         let mut all = Figures::default();
         for shard in &self.shards {
-            let Shard { buckets, records, leases } = &*shard.lock();
+            let Shard { buckets, records, leases, gateways } = &*shard.lock();
             all.buckets += buckets.len();
             all.records += records.len();
             all.leases += leases.len();
-            all.bytes += buckets.bytes() + records.bytes() + leases.bytes();
-            all.dropped += buckets.dropped() + records.dropped() + leases.dropped();
+            all.bytes += buckets.bytes() + records.bytes() + leases.bytes() + gateways.bytes();
+            all.dropped += buckets.dropped() + records.dropped() + leases.dropped() + gateways.dropped();
         }
         all
     }
@@ -103,11 +127,12 @@ impl Memory {
     /// Drops all that has ended from one shard, another at each turn: for a store that nothing is put in any more.
     pub(super) fn sweep(&self, turn: usize) {
         if let Some(shard) = self.shards.get(turn % SHARDS) {
-            let Shard { buckets, records, leases } = &mut *shard.lock();
+            let Shard { buckets, records, leases, gateways } = &mut *shard.lock();
             let now = self.clock.now();
             buckets.drop_ended(now);
             records.drop_ended(now);
             leases.drop_ended(now);
+            gateways.drop_ended(now);
         }
     }
 
@@ -128,7 +153,8 @@ impl Memory {
         let mut decisions = Vec::with_capacity(hits.len());
         for (hit, &place) in hits.iter().zip(&places) {
             let Some(shard) = shards.get(place) else { continue };
-            decisions.push(shard.decide(hit, now));
+            let gateways = shard.hear(hit, now);
+            decisions.push(Decision { gateways, ..shard.decide(hit, gateways, now) });
         }
         let held_up = held_up(hits, &decisions);
         for ((hit, &place), decision) in hits.iter().zip(&places).zip(&mut decisions) {
@@ -141,7 +167,9 @@ impl Memory {
                 Some(Reason::Blocked | Reason::Unavailable) => {}
                 // It was paid for then.
                 None if shard.lent(hit, now).is_some() => {}
-                None if held_up && hit.charge == Charge::IfAllowed => *decision = shard.peek(hit, now),
+                None if held_up && hit.charge == Charge::IfAllowed => {
+                    *decision = Decision { gateways: decision.gateways, ..shard.peek(hit, now) };
+                }
                 None => shard.charge(hit, decision.granted, decision.reset_after, now),
             }
         }
@@ -158,7 +186,22 @@ impl Memory {
 }
 
 impl Shard {
-    fn decide(&mut self, hit: &Hit, now: Timestamp) -> Decision {
+    /// Counts the gateway of that hit, if it tells one; returns how many there are.
+    fn hear(&mut self, hit: &Hit, now: Timestamp) -> u32 {
+        let Some(gateway) = hit.lease.as_ref().and_then(|lease| lease.gateway) else { return 0 };
+        let name = hit.bucket.as_str();
+        let ends = now.after(Gateway::COUNTED_FOR);
+        let hear = |known: &mut Gateways| (known.hear(gateway.hash, now), Some(ends));
+        let count = self.gateways.update(name, now, hear).unwrap_or_else(|| {
+            let mut known = Gateways::default();
+            let (count, _) = hear(&mut known);
+            self.gateways.put(name, known, ends, now);
+            count
+        });
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    fn decide(&mut self, hit: &Hit, gateways: u32, now: Timestamp) -> Decision {
         if let Charge::GiveBack(cost) = hit.charge {
             self.refund(hit.bucket.as_str(), &hit.limit, hit.algorithm, cost, now);
             let left = self.peek(hit, now);
@@ -186,7 +229,13 @@ impl Shard {
         if record.blocked_until > now {
             return Decision::blocked(record.blocked_until.since(now));
         }
-        self.look(hit, now, hit.want)
+        let want = match hit.lease.as_ref().and_then(|lease| lease.gateway) {
+            Some(gateway) if gateway.shares => {
+                gateway.share(hit.want, self.peek(hit, now).remaining, gateways)
+            }
+            _ => hit.want,
+        };
+        self.look(hit, now, want)
     }
 
     /// What was granted when this lease was asked for before.
@@ -349,7 +398,8 @@ mod tests {
             strikes: None,
             lease,
         };
-        let lease = NewLease { id: id.clone(), valid_for: Duration::from_secs(9), again: false };
+        let lease =
+            NewLease { id: id.clone(), valid_for: Duration::from_secs(9), again: false, gateway: None };
         let taken = memory.decide_now(&[hit(1, limit(1), Some(lease))]);
         assert_eq!(taken.first().unwrap().reset_after, Duration::from_secs(1));
 

@@ -6,7 +6,7 @@
 //! does not even become a job.
 //!
 //! Keys are `<prefix>:{<key>}:<class>` for buckets, `<prefix>:strikes:{<key>}`, `<prefix>:block:{<key>}` and
-//! `<prefix>:lease:{<key>}:<class>:<nonce>`. Every key that is written expires.
+//! `<prefix>:lease:{<key>}:<class>:<nonce>`, and `<prefix>:gateways:{<key>}:<class>` of those who borrow by name. Every key that is written expires.
 
 mod apart;
 // Public for what measures packing.

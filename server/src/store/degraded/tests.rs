@@ -250,7 +250,7 @@ async fn a_lease_of_here_comes_back_here_and_what_is_taken_in_any_case_is_taken(
     puppet.fails(Some(lost()));
     let bucket = BucketName::new("a", "class");
     let id = LeaseId::fresh(&bucket);
-    let lease = NewLease { id: id.clone(), valid_for: Duration::from_secs(1), again: false };
+    let lease = NewLease { id: id.clone(), valid_for: Duration::from_secs(1), again: false, gateway: None };
     let want = Want { at_least: Cost::ONE, at_most: Cost::new(60) };
     let lent = of(&store, Hit { want, lease: Some(lease), ..hit("a") }).await;
     assert_eq!((lent.granted, lent.degraded), (Cost::new(25), true));

@@ -23,6 +23,8 @@ const SLOTS: u16 = 16_384;
 
 /// How many words a state has.
 const WORDS: u64 = 5;
+/// A call that failed.
+const FAILED: u64 = 3;
 /// Codes from here on are of buckets that were another algorithm's.
 const REPLACED: u64 = 4;
 
@@ -117,7 +119,7 @@ pub(super) fn unpack(calls: &[&Call], reply: &[u8]) -> Result<Answers, StoreErro
     for call in calls {
         let answer = match call {
             Call::Decide(hits) => {
-                hits.iter().map(|_| told(&mut rows)).collect::<Option<_>>().map(Answer::Decided)
+                hits.iter().map(|hit| told(hit, &mut rows)).collect::<Option<_>>().map(Answer::Decided)
             }
             Call::Settle(_) => rows.next().map(|credited| Answer::Settled(Cost::new(credited))),
         };
@@ -134,8 +136,16 @@ pub(super) fn unpack(calls: &[&Call], reply: &[u8]) -> Result<Answers, StoreErro
     Ok(Answers { at: Timestamp::from_micros(at), each })
 }
 
-fn told(rows: &mut impl Iterator<Item = u64>) -> Option<Told> {
+fn told(hit: &Hit, rows: &mut impl Iterator<Item = u64>) -> Option<Told> {
     let code = rows.next()?;
+    let mut told = decided(code, rows)?;
+    if code % REPLACED != FAILED && hit.lease.as_ref().is_some_and(|lease| lease.gateway.is_some()) {
+        told.decision.gateways = u32::try_from(rows.next()?).unwrap_or(u32::MAX);
+    }
+    Some(told)
+}
+
+fn decided(code: u64, rows: &mut impl Iterator<Item = u64>) -> Option<Told> {
     let mut next = || rows.next();
     let blank = Decision { replaced: code >= REPLACED, ..Decision::blocked(Duration::ZERO) };
     let mut told = Told { decision: blank, words: None };
@@ -185,7 +195,7 @@ struct Key<'c> {
 }
 
 /// All of a hit but its keys.
-type Ask = [u64; 18];
+type Ask = [u64; 19];
 
 /// One call, in places of what it is about.
 enum Row {
@@ -199,6 +209,8 @@ struct HitRow {
     block: usize,
     strikes: Option<usize>,
     lease: Option<LeaseRow>,
+    /// Who is counted, and where.
+    gateway: Option<(u64, usize)>,
 }
 
 #[derive(Clone, Copy)]
@@ -211,6 +223,7 @@ enum LeaseRow {
 impl<'c> Batch<'c> {
     fn hit(&mut self, hit: &'c Hit) -> HitRow {
         let strikes = hit.strikes.as_ref();
+        let gateway = hit.lease.as_ref().and_then(|lease| lease.gateway);
         let (always, back) = match hit.charge {
             Charge::IfAllowed => (Cost::ZERO, Cost::ZERO),
             Charge::Always(cost) => (cost, Cost::ZERO),
@@ -224,6 +237,7 @@ impl<'c> Batch<'c> {
                 hit.want.at_most.get(),
                 strikes.map_or(0, |strikes| strikes.reported.into()),
                 strikes.is_some_and(|strikes| strikes.on_denial).into(),
+                gateway.map_or(0, |gateway| 1 + u64::from(gateway.shares)),
                 hit.lease.as_ref().map_or(0, |lease| micros(lease.valid_for).max(1)),
                 hit.shadow.into(),
                 hit.quota.into(),
@@ -238,6 +252,10 @@ impl<'c> Batch<'c> {
             bucket: self.bucket(hit.bucket.as_str()),
             block: self.read.insert_full(Key { kind: "block:", name: subject }).0,
             strikes: strikes.map(|_| self.named.insert_full(Key { kind: "strikes:", name: subject }).0),
+            gateway: gateway.map(|gateway| {
+                let key = Key { kind: "gateways:", name: hit.bucket.as_str() };
+                (gateway.hash, self.named.insert_full(key).0)
+            }),
             lease: hit.lease.as_ref().map(|lease| {
                 let key = Key { kind: "lease:", name: lease.id.as_str() };
                 if lease.again {
@@ -252,7 +270,7 @@ impl<'c> Batch<'c> {
     fn settlement(&mut self, settlement: &'c Settlement) -> Row {
         let Settlement { id, limit, algorithm, unused } = settlement;
         Row::Settle {
-            ask: place(&mut self.asks, ask(limit, algorithm, [0; 9], None)),
+            ask: place(&mut self.asks, ask(limit, algorithm, [0; 10], None)),
             unused: unused.get(),
             lease: self.read.insert_full(Key { kind: "lease:", name: id.as_str() }).0,
             bucket: self.bucket(id.bucket().as_str()),
@@ -303,6 +321,9 @@ impl<'c> Batch<'c> {
                         let keys = [bucket(hit.bucket), read(hit.block), named(hit.strikes), lease];
                         flat.push(number(1 + hit.ask));
                         flat.extend(keys);
+                        if let Some((hash, place)) = hit.gateway {
+                            flat.extend([named(Some(place)), hash]);
+                        }
                     }
                 }
                 &Row::Settle { ask, unused, lease, bucket: its } => {
@@ -314,8 +335,8 @@ impl<'c> Batch<'c> {
     }
 }
 
-fn ask(limit: &Limit, algorithm: &Algorithm, hit: [u64; 9], penalty: Option<Penalty>) -> Ask {
-    let [at_least, at_most, reported, on_denial, valid_for, shadow, quota, always, back] = hit;
+fn ask(limit: &Limit, algorithm: &Algorithm, hit: [u64; 10], penalty: Option<Penalty>) -> Ask {
+    let [at_least, at_most, reported, on_denial, counted, valid_for, shadow, quota, always, back] = hit;
     let [strikes, forgotten, base, cap] = penalty.map_or([0; 4], |penalty| {
         [penalty.strikes().into(), micros(penalty.window()), micros(penalty.base()), micros(penalty.cap())]
     });
@@ -324,6 +345,7 @@ fn ask(limit: &Limit, algorithm: &Algorithm, hit: [u64; 9], penalty: Option<Pena
         at_most,
         reported,
         on_denial,
+        counted,
         valid_for,
         shadow,
         quota,
@@ -412,8 +434,8 @@ mod tests {
         assert_eq!((now, buckets, reads), (5, 2, 4));
         let limit = [1, 9, 1, 1_000_000, 9_000_000, 0, 0, 0, 0];
         for (ask, cost) in asks.iter().zip([1, 2]) {
-            assert_eq!(ask[..9], [cost, cost, 0, 0, 0, 0, 0, 0, 0]);
-            assert_eq!(ask[9..], limit);
+            assert_eq!(ask[..10], [cost, cost, 0, 0, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(ask[10..], limit);
         }
         assert_eq!(asks.len(), 2);
         assert_eq!(calls, [2, 1, 1, 3, 0, 0, 1, 2, 4, 0, 0, 2, 1, 2, 4, 0, 0, 2, 1, 3, 0, 0]);

@@ -25,7 +25,7 @@ use crate::algorithm::Algorithm;
 use crate::clock::Clock;
 use crate::limit::{Cost, Decision, Limit, Reason, State, Timestamp, micros};
 use crate::name::BucketName;
-use crate::request::{Charge, Hit};
+use crate::request::{Charge, Hit, NewLease};
 use crate::store::expiring::{Bound, Expiring, Weigh};
 use parking_lot::Mutex;
 use std::hash::{BuildHasher as _, RandomState};
@@ -114,7 +114,9 @@ impl Denials {
     /// The denial of that hit, if it can be nothing else and changes nothing.
     pub(super) fn certain(&self, hit: &Hit) -> Option<Decision> {
         // A lease that was granted before is granted again, whatever is denied now.
-        if hit.charge != Charge::IfAllowed || hit.lease.as_ref().is_some_and(|lease| lease.again) {
+        // Nor is a gateway counted here.
+        let asks = |lease: &NewLease| lease.again || lease.gateway.is_some();
+        if hit.charge != Charge::IfAllowed || hit.lease.as_ref().is_some_and(asks) {
             return None;
         }
         let now = self.clock.now();
