@@ -92,7 +92,9 @@ async fn a_port_in_use_is_named() {
 async fn without_a_file_the_built_in_rules_hold_and_are_printed() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Tollgate::command();
-    let process = Process::spawn(command.args(["--grpc", "127.0.0.1:0"]).current_dir(folder.path()));
+    let process = Process::spawn(
+        command.args(["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]).current_dir(folder.path()),
+    );
     process.says("its rules", |line| line.trim() == "rules    <built-in>").await;
     process
         .says("a class of them", |line| line.contains("class    search: 100 each 1s, burst 200, cost 10"))
@@ -160,7 +162,7 @@ async fn what_is_wrong_with_a_file_is_said_with_its_line() {
 
         // Serving by it fails in the same words.
         let mut serve = Tollgate::command();
-        serve.args(["--grpc", "127.0.0.1:0", "--config"]).arg(&path);
+        serve.args(["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--config"]).arg(&path);
         let served = run(serve).await;
         fails(&served, &says);
         assert_eq!(text(&served.stderr), format!("tollgate: {}", text(&checked.stderr)), "{case}");
@@ -198,7 +200,10 @@ async fn wrong_arguments_are_named() {
     }
     for (arguments, says) in [(&["--store", "postgres://x"][..], "--store"), (&["--log", "=="], "log")] {
         let mut command = Tollgate::command();
-        command.args(arguments).args(["--grpc", "127.0.0.1:0"]).current_dir(std::env::temp_dir());
+        command
+            .args(arguments)
+            .args(["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"])
+            .current_dir(std::env::temp_dir());
         fails(&run(command).await, &[says]);
     }
 }
@@ -265,6 +270,7 @@ async fn variables_beat_the_file_and_arguments_beat_variables() {
     command
         .env("TOLLGATE_CONFIG", &path)
         .env("TOLLGATE_GRPC", "127.0.0.1:0")
+        .env("TOLLGATE_HTTP", "127.0.0.1:0")
         .env("TOLLGATE_STORE", "nonsense");
     let process = Process::spawn(command.args(["--store", "memory"]));
     process.says("its rules", |line| line.ends_with(&path.display().to_string())).await;
@@ -277,7 +283,10 @@ async fn the_log_is_as_loud_as_it_is_told() {
     let (_folder, path) = file(CONFIG);
     let serve = |level: &str| {
         let mut command = Tollgate::command();
-        command.env("TOLLGATE_LOG", level).args(["--grpc", "127.0.0.1:0", "--config"]).arg(&path);
+        command
+            .env("TOLLGATE_LOG", level)
+            .args(["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--config"])
+            .arg(&path);
         Process::spawn(&mut command)
     };
     for (level, is_there) in [("info", true), ("error", false), ("tollgate_server=info", true)] {
@@ -291,7 +300,7 @@ async fn the_log_is_as_loud_as_it_is_told() {
     let mut command = Tollgate::command();
     command
         .env("TOLLGATE_LOG", "error")
-        .args(["--log", "info", "--grpc", "127.0.0.1:0", "--config"])
+        .args(["--log", "info", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--config"])
         .arg(&path);
     let process = Process::spawn(&mut command);
     process.says("that it serves", |line| line.contains("the store is reached: serving")).await;
@@ -303,7 +312,19 @@ async fn every_line_of_a_json_log_is_json() {
     // The banner is for people and goes elsewhere.
     let mut command = Command::new("sh");
     command.args(["-c", r#"exec "$@" >/dev/null"#, "sh"]).arg(Tollgate::command().get_program());
-    command.args(["--log-format", "json", "--log", "debug", "--grpc", "127.0.0.1:0", "--config"]).arg(&path);
+    command
+        .args([
+            "--log-format",
+            "json",
+            "--log",
+            "debug",
+            "--grpc",
+            "127.0.0.1:0",
+            "--http",
+            "127.0.0.1:0",
+            "--config",
+        ])
+        .arg(&path);
     let mut process = Process::spawn(&mut command);
     process.says("that it serves", |line| line.contains("serving")).await;
     process.signal(Signal::TERM);
@@ -332,7 +353,9 @@ async fn a_password_is_never_said() {
     ] {
         for as_variable in [false, true] {
             let mut command = Tollgate::command();
-            command.args(["--log", "trace", "--grpc", "127.0.0.1:0", "--config"]).arg(&path);
+            command
+                .args(["--log", "trace", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--config"])
+                .arg(&path);
             if as_variable {
                 command.env("TOLLGATE_STORE", store);
             } else {

@@ -29,5 +29,6 @@ mod script;
 mod stores;
 mod support;
 mod tidy;
+mod tls;
 mod topologies;
 mod traffic;

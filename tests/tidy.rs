@@ -8,7 +8,7 @@ use std::path::Path;
 /// The rooms of the server, the lowest first. A room may use those of earlier lines: none of a later line, and
 /// none of its own.
 const ROOMS: &[&[&str]] = &[
-    &["limit", "name", "yaml"],
+    &["limit", "name", "tokens", "yaml"],
     &["algorithm", "penalty", "clock", "telemetry"],
     &["rules"],
     &["request"],

@@ -1,13 +1,14 @@
 //! The wiring: what is made of a configuration, and how it lives. The same for `main` and for tests.
 
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, ServerTls};
 use crate::engine::Engine;
 use crate::grpc;
 use crate::http;
 use crate::reload::Reload;
 use crate::shed::Gate;
 use crate::store::{self, Health, StoreError};
+use crate::tokens::Token;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +28,8 @@ pub struct App {
     health: watch::Receiver<Health>,
     gate: Arc<Gate>,
     http: Option<TcpListener>,
+    tls: Option<ServerTls>,
+    tokens: Arc<[Token]>,
 }
 
 /// Makes a server of a configuration. Needs a tokio runtime; does not wait for the store.
@@ -39,7 +42,7 @@ pub fn build(config: Config, clock: Clock) -> Result<App, StoreError> {
     let reload = Arc::new(Reload::new(config, clock.clone()));
     let engine = Arc::new(Engine::new(reload.rules(), store, server.max_key_bytes, clock));
     let gate = Arc::new(Gate::new(server.max_in_flight));
-    Ok(App { engine, reload, health, gate, http: None })
+    Ok(App { engine, reload, health, gate, http: None, tls: server.tls, tokens: server.tokens.into() })
 }
 
 impl App {
@@ -66,6 +69,7 @@ impl App {
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let (reporter, health) = tonic_health::server::health_reporter();
         report(&reporter, ServingStatus::Serving).await;
+        reporter.set_service_status(grpc::READY, ServingStatus::NotServing).await;
         let serving = Arc::new(AtomicBool::new(true));
         let watch = tokio::spawn(watch(self.health.clone(), reporter.clone()));
         let reload = tokio::spawn(self.reload.clone().watch());
@@ -77,6 +81,7 @@ impl App {
             self.reload.clone(),
             self.health,
             serving.clone(),
+            self.tokens.clone(),
         );
         let http = self.http.map(|listener| tokio::spawn(http::serve(state, listener, ended.clone())));
 
@@ -102,7 +107,8 @@ impl App {
             tokio::time::sleep(GRACE).await;
         };
         let serve = async {
-            let served = grpc::serve(self.engine, self.gate, health, listener, shutdown).await;
+            let served =
+                grpc::serve(self.engine, self.gate, health, listener, self.tls, self.tokens, shutdown).await;
             if let Some(http) = http {
                 http.await??;
             }

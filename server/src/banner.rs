@@ -22,5 +22,6 @@ pub(crate) fn print(config: &Config, grpc: SocketAddr, http: SocketAddr) {
         return;
     };
     let body = format!(r#"{{"key":"alice","class":"{class}"}}"#);
-    println!("try      grpcurl -plaintext -d '{body}' {grpc} tollgate.v1.RateLimiter/ShouldRateLimit");
+    let by = if config.server.tls.is_some() { "-cacert CA" } else { "-plaintext" };
+    println!("try      grpcurl {by} -d '{body}' {grpc} tollgate.v1.RateLimiter/ShouldRateLimit");
 }

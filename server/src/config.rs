@@ -17,6 +17,7 @@ pub use url::{RedisUrl, StoreUrl, StoreUrlError, Topology};
 
 use crate::rules::Rules;
 use crate::rules::file::{Classes, compile};
+use crate::tokens::Token;
 use crate::yaml::{self, Given, MOST_BYTES, Report, Scalar, Text};
 use serde::Deserialize;
 use std::fmt;
@@ -59,6 +60,21 @@ pub struct Server {
     pub max_key_bytes: usize,
     /// How many calls may be in flight; those above are shed.
     pub max_in_flight: usize,
+    /// As who gRPC is served, if by TLS.
+    pub tls: Option<ServerTls>,
+    /// Who may ask; everybody if there are none.
+    pub tokens: Vec<Token>,
+}
+
+/// As who gRPC is served, and to whom. Files in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerTls {
+    /// The certificate that callers are shown, and those between it and its authority.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authority of callers: who has no certificate by it is not served.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// The ports of envoyproxy/ratelimit, but on loopback.
@@ -69,6 +85,8 @@ impl Default for Server {
             http: (Ipv4Addr::LOCALHOST, 8080).into(),
             max_key_bytes: 512,
             max_in_flight: 4096,
+            tls: None,
+            tokens: Vec::new(),
         }
     }
 }
@@ -146,7 +164,7 @@ impl Config {
         let name = source.to_string();
         let file: Settings = yaml::read(&name, text)?;
         let mut report = Report::new(&name);
-        let server = server(&file.server, &mut report);
+        let server = server(&file.server, source.folder(), &mut report);
         let store = store(&file.store, source.folder(), &mut report);
         let domains = domains(&file.domains, &source, &mut report);
         let rules = if file.domains.value().is_some() && file.classes.value().is_none() {
@@ -194,9 +212,19 @@ struct ServerSettings {
     http: Given<Scalar>,
     max_key_bytes: Given<Scalar>,
     max_in_flight: Given<Scalar>,
+    tls: Given<TlsSettings>,
+    tokens: Given<Vec<Given<Text>>>,
 }
 
-fn server(given: &Given<ServerSettings>, report: &mut Report) -> Server {
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct TlsSettings {
+    cert: Given<Text>,
+    key: Given<Text>,
+    client_ca: Given<Text>,
+}
+
+fn server(given: &Given<ServerSettings>, folder: &Path, report: &mut Report) -> Server {
     let mut server = Server::default();
     let Some(settings) = given.value() else { return server };
     let mut at = report.section("server", given.place());
@@ -204,6 +232,22 @@ fn server(given: &Given<ServerSettings>, report: &mut Report) -> Server {
     set(&mut server.http, at.get("http", &settings.http, setting::address));
     set(&mut server.max_key_bytes, at.get("max_key_bytes", &settings.max_key_bytes, setting::max_key_bytes));
     set(&mut server.max_in_flight, at.get("max_in_flight", &settings.max_in_flight, setting::max_in_flight));
+    let tokens = settings.tokens.value().into_iter().flatten().enumerate();
+    for (n, path) in tokens {
+        let read = |path: &Text| Token::read(&folder.join(path.bounded(1..=4096)?));
+        let mut at = at.section("tokens", settings.tokens.place());
+        server.tokens.extend(at.get(&n.to_string(), path, read));
+    }
+    if let Some(tls) = settings.tls.value() {
+        let mut at = at.section("tls", settings.tls.place());
+        let file = |path: &Text| setting::there(folder.join(path.bounded(1..=4096)?));
+        let client_ca = at.get("client_ca", &tls.client_ca, file);
+        match (at.get("cert", &tls.cert, file), at.get("key", &tls.key, file)) {
+            (Some(cert), Some(key)) => server.tls = Some(ServerTls { cert, key, client_ca }),
+            _ if tls.cert.value().is_some() && tls.key.value().is_some() => {}
+            _ => at.fault("", None, "no cert or no key; expected both"),
+        }
+    }
     server
 }
 

@@ -2,18 +2,22 @@
 
 mod deadline;
 mod envoy_rls;
+mod known;
 mod native;
 mod status;
 
+use crate::config::ServerTls;
 use crate::engine::Engine;
 use crate::shed::Gate;
+use crate::tokens::Token;
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_server as rls;
 use tollgate_proto::v1::rate_limiter_server::{RateLimiterServer, SERVICE_NAME};
-use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 /// The services whose health is told: the server as a whole, and each of its own.
@@ -36,6 +40,8 @@ pub(crate) async fn serve(
     gate: Arc<Gate>,
     health: HealthServer<impl Health>,
     listener: TcpListener,
+    tls: Option<ServerTls>,
+    tokens: Arc<[Token]>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let native = native::Native::new(engine.clone(), gate.clone());
@@ -49,8 +55,19 @@ pub(crate) async fn serve(
             .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
             .include_reflection_service(false)
     };
-    Server::builder()
+    let mut server = Server::builder();
+    match tls {
+        Some(tls) => server = server.tls_config(identity(&tls)?)?,
+        None if !listener.local_addr()?.ip().is_loopback() => {
+            tracing::warn!(
+                "gRPC is served beyond loopback without TLS: whoever reaches it can ask and borrow"
+            );
+        }
+        None => {}
+    }
+    server
         .max_concurrent_streams(MAX_STREAMS)
+        .layer(known::Known(tokens))
         .layer(deadline::Deadlines)
         .add_service(RateLimiterServer::new(native))
         .add_service(rls::RateLimitServiceServer::new(envoy))
@@ -61,4 +78,18 @@ pub(crate) async fn serve(
         .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown)
         .await?;
     Ok(())
+}
+
+/// As who it is served, and to whom. The files are read once, at the start.
+fn identity(tls: &ServerTls) -> Result<ServerTlsConfig, String> {
+    let read = |name: &str, path: &Path| {
+        std::fs::read(path)
+            .map_err(|error| format!("server.tls.{name}: {}: can not be read: {error}", path.display()))
+    };
+    let identity = Identity::from_pem(read("cert", &tls.cert)?, read("key", &tls.key)?);
+    let config = ServerTlsConfig::new().identity(identity);
+    Ok(match &tls.client_ca {
+        Some(ca) => config.client_ca_root(Certificate::from_pem(read("client_ca", ca)?)),
+        None => config,
+    })
 }

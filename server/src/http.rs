@@ -6,9 +6,12 @@ use crate::engine::Engine;
 use crate::reload::Reload;
 use crate::shed::Gate;
 use crate::store::Health;
+use crate::tokens::{self, Token};
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, State as Of};
-use axum::http::StatusCode;
+use axum::extract::{DefaultBodyLimit, Request, State as Of};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use std::fmt::Write as _;
 use std::io;
@@ -28,6 +31,7 @@ pub(crate) struct State {
     reload: Arc<Reload>,
     health: watch::Receiver<Health>,
     serving: Arc<AtomicBool>,
+    tokens: Arc<[Token]>,
     messages: json::Messages,
 }
 
@@ -38,8 +42,9 @@ impl State {
         reload: Arc<Reload>,
         health: watch::Receiver<Health>,
         serving: Arc<AtomicBool>,
+        tokens: Arc<[Token]>,
     ) -> Self {
-        Self { engine, gate, reload, health, serving, messages: json::Messages::default() }
+        Self { engine, gate, reload, health, serving, tokens, messages: json::Messages::default() }
     }
 }
 
@@ -50,12 +55,25 @@ impl State {
 pub(crate) async fn serve(state: State, listener: TcpListener, ended: Arc<Notify>) -> io::Result<()> {
     let router = Router::new()
         .route("/json", post(json::decide))
+        .route("/rlconfig", get(rlconfig))
+        .route_layer(from_fn_with_state(state.clone(), known))
         .route("/healthcheck", get(healthcheck))
         .route("/ready", get(ready))
-        .route("/rlconfig", get(rlconfig))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
         .with_state(state);
     axum::serve(listener, router).with_graceful_shutdown(async move { ended.notified().await }).await
+}
+
+/// Only who shows a token is heard. Health is told to everybody.
+async fn known(Of(state): Of<State>, request: Request, next: Next) -> Response {
+    let shown = request.headers().get(header::AUTHORIZATION);
+    match tokens::check(&state.tokens, shown.map(HeaderValue::as_bytes)) {
+        Ok(()) => next.run(request).await,
+        Err(stranger) => {
+            let how = [(header::WWW_AUTHENTICATE, "Bearer")];
+            (StatusCode::UNAUTHORIZED, how, stranger.to_string()).into_response()
+        }
+    }
 }
 
 /// Does it serve? It does until it is told to stop, with its store or without.

@@ -18,4 +18,5 @@ pub mod rules;
 pub mod shed;
 pub mod store;
 pub mod telemetry;
+pub mod tokens;
 mod yaml;

@@ -87,8 +87,8 @@ async fn tollgate(folder: &Path, port: u16, store: &str) -> Process {
     tollgate
 }
 
-pub(super) struct Reply {
-    pub(super) status: u16,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
     headers: BTreeMap<String, String>,
     pub(super) body: String,
 }
@@ -106,7 +106,7 @@ async fn get(at: SocketAddr, path: &str, user: Option<&str>) -> Option<Reply> {
 }
 
 /// What an HTTP/1.1 server answers before it closes the connection; nothing if it can not be asked.
-pub(super) async fn exchange(at: SocketAddr, request: &str) -> Option<Reply> {
+pub(crate) async fn exchange(at: SocketAddr, request: &str) -> Option<Reply> {
     let exchange = async {
         let mut stream = TcpStream::connect(at).await?;
         stream.write_all(request.as_bytes()).await?;

@@ -1,6 +1,7 @@
 //! Arguments and `TOLLGATE_…` variables that beat the file.
 
-use super::{Config, ConfigError, set, setting};
+use super::{Config, ConfigError, ServerTls, set, setting};
+use crate::tokens::Token;
 use crate::yaml::Scalar;
 use std::fmt;
 use std::net::SocketAddr;
@@ -35,6 +36,22 @@ pub struct Overrides {
     /// How many calls may be in flight before more are shed [default: 4096]
     #[arg(long, value_name = "CALLS", env = "TOLLGATE_MAX_IN_FLIGHT", value_parser = by(setting::max_in_flight))]
     max_in_flight: Option<usize>,
+
+    /// The certificate that gRPC is served with, in PEM [default: none, so without TLS]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CERT", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+
+    /// The key of that certificate, in PEM [default: none]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// The authority of callers, in PEM: who has no certificate by it is not served [default: none, so all are]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CLIENT_CA", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
+
+    /// A file with a bearer token; more than once for more: who shows none of them is not heard [default: none, so all are]
+    #[arg(long = "token-file", value_name = "FILE", env = "TOLLGATE_TOKEN_FILES", value_delimiter = ',')]
+    token_files: Vec<PathBuf>,
 
     /// Where buckets are kept: `memory`, `redis://host:port/db`, `redis+unix:///path?db=0`,
     /// `redis-sentinel://host:port,host:port/name`, `redis-cluster://host:port,host:port`; `rediss…` by TLS [default: memory]
@@ -89,6 +106,17 @@ impl Overrides {
         set(&mut server.http, self.http);
         set(&mut server.max_key_bytes, self.max_key_bytes);
         set(&mut server.max_in_flight, self.max_in_flight);
+        if let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) {
+            let client_ca = self.tls_client_ca.clone();
+            server.tls = Some(ServerTls { cert: cert.clone(), key: key.clone(), client_ca });
+        }
+        if !self.token_files.is_empty() {
+            let read = self.token_files.iter().map(|path| Token::read(path)).collect::<Result<_, _>>();
+            server.tokens = read.map_err(|message| ConfigError::Override {
+                name: "--token-file or TOLLGATE_TOKEN_FILES",
+                message,
+            })?;
+        }
         for (setting, path) in [
             (&mut store.password_file, &self.store_password_file),
             (&mut store.tls.ca, &self.store_tls_ca),

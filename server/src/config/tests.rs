@@ -53,6 +53,8 @@ fn what_is_said_holds() {
         http: "[::1]:2".parse().unwrap(),
         max_key_bytes: 65_536,
         max_in_flight: 1,
+        tls: None,
+        tokens: Vec::new(),
     };
     let store = StoreConfig {
         url: StoreUrl::new("redis://cache/1").unwrap(),
@@ -113,6 +115,9 @@ fn a_wrong_setting_is_named_with_its_place() {
             "store",
             "not a valid redis-sentinel:// URL (no name of a primary",
         ),
+        ("server: { tokens: [ nowhere ] }", 21, "server.tokens.0", "nowhere: can not be read"),
+        ("server: { tls: { cert: . } }", 16, "server.tls", "no cert or no key; expected both"),
+        ("server: { tls: { cert: nowhere, key: . } }", 24, "server.tls.cert", "nowhere: can not be read"),
         ("store: { password_file: nowhere }", 25, "store.password_file", "nowhere: can not be read"),
         ("store: { tls: { ca: nowhere } }", 21, "store.tls.ca", "nowhere: can not be read"),
         ("store: { tls: { cert: . } }", 15, "store.tls", "one of cert and key; expected both or none"),
@@ -236,6 +241,9 @@ fn overrides_beat_the_file() {
         "--http=127.0.0.1:2",
         "--max-key-bytes=3",
         "--max-in-flight=4",
+        "--tls-cert=c",
+        "--tls-key=k",
+        "--tls-client-ca=a",
         "--store=redis://:hunter2@cache",
         "--store-password-file=pw",
         "--store-tls-ca=ca",
@@ -257,6 +265,8 @@ fn overrides_beat_the_file() {
         http: "127.0.0.1:2".parse().unwrap(),
         max_key_bytes: 3,
         max_in_flight: 4,
+        tls: Some(ServerTls { cert: "c".into(), key: "k".into(), client_ca: Some("a".into()) }),
+        tokens: Vec::new(),
     };
     let store = StoreConfig {
         url: StoreUrl::new("redis://:hunter2@cache").unwrap(),
@@ -306,6 +316,10 @@ fn help_shows_the_defaults_that_hold() {
         ("HTTP", server.http.to_string()),
         ("MAX_KEY_BYTES", server.max_key_bytes.to_string()),
         ("MAX_IN_FLIGHT", server.max_in_flight.to_string()),
+        ("TLS_CERT", "none, so without TLS".to_owned()),
+        ("TLS_KEY", "none".to_owned()),
+        ("TLS_CLIENT_CA", "none, so all are".to_owned()),
+        ("TOKEN_FILES", "none, so all are".to_owned()),
         ("STORE", store.url.to_string()),
         ("STORE_PASSWORD_FILE", "none".to_owned()),
         ("STORE_TLS_CA", "the system's".to_owned()),
