@@ -169,6 +169,7 @@ async fn a_redis_that_is_not_there_at_the_start_is_not_waited_for() {
         redis.kill();
         let mut server = serve(&redis).await;
         let caller = server.caller().await;
+        caller.until_it_serves().await;
         decides_alone(&caller, "alice").await;
         let said = server.says("degraded: ").await;
         assert!(said.contains("the store can not be reached"), "{engine:?}: {said}");
@@ -216,6 +217,7 @@ async fn a_redis_that_can_not_be_written_is_not_one_that_is_reached() {
         let mut other = serve(&redis).await;
         let said = other.says("degraded: ").await;
         assert!(said.to_uppercase().contains("NOAUTH"), "{engine:?}: {said}");
+        other.caller().await.until_it_serves().await;
         decides_alone(&other.caller().await, "alice").await;
         unhurt(&mut server);
         unhurt(&mut other);

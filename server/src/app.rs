@@ -68,10 +68,10 @@ impl App {
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let (reporter, health) = tonic_health::server::health_reporter();
-        report(&reporter, ServingStatus::Serving).await;
+        report(&reporter, ServingStatus::NotServing).await;
         reporter.set_service_status(grpc::READY, ServingStatus::NotServing).await;
-        let serving = Arc::new(AtomicBool::new(true));
-        let watch = tokio::spawn(watch(self.health.clone(), reporter.clone()));
+        let serving = Arc::new(AtomicBool::new(false));
+        let watch = tokio::spawn(watch(self.health.clone(), reporter.clone(), serving.clone()));
         let reload = tokio::spawn(self.reload.clone().watch());
 
         let ended = Arc::new(Notify::new());
@@ -124,11 +124,12 @@ impl App {
     }
 }
 
-/// Tells in the health service and in the log how it is with the store.
-async fn watch(mut health: watch::Receiver<Health>, reporter: HealthReporter) {
-    let (mut asked, mut reached) = (false, false);
+/// Tells in the health service and in the log how it is with the store. It serves as soon as that is known, however it
+/// is.
+async fn watch(mut health: watch::Receiver<Health>, reporter: HealthReporter, serving: Arc<AtomicBool>) {
+    let mut reached = false;
     loop {
-        let Health { degraded, instances } = health.borrow_and_update().clone();
+        let Health { asked, degraded, instances } = health.borrow_and_update().clone();
         let status = if degraded.is_none() { ServingStatus::Serving } else { ServingStatus::NotServing };
         reporter.set_service_status(grpc::READY, status).await;
         match &degraded {
@@ -137,10 +138,12 @@ async fn watch(mut health: watch::Receiver<Health>, reporter: HealthReporter) {
             Some(why) if asked => {
                 tracing::warn!("degraded: {why}; deciding alone, by a share of 1/{instances} of each limit");
             }
-            // It was not asked yet.
             Some(_) => {}
         }
-        (asked, reached) = (true, degraded.is_none());
+        if asked && !serving.swap(true, Ordering::Relaxed) {
+            report(&reporter, ServingStatus::Serving).await;
+        }
+        reached = degraded.is_none();
         if health.changed().await.is_err() {
             return;
         }

@@ -55,7 +55,7 @@ pub fn open(
     let authority = connect(config, clock.clone())?;
     if config.url == StoreUrl::Memory {
         // It is its own authority, always there and alone.
-        return Ok((authority, watch::channel(Health { degraded: None, instances: 1 }).1));
+        return Ok((authority, watch::channel(Health { asked: true, degraded: None, instances: 1 }).1));
     }
     let (store, health) = Degraded::around(authority, config, clock.clone());
     Ok((Arc::new(store), health))

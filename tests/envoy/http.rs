@@ -108,7 +108,8 @@ async fn bad_bodies_are_400_and_the_rest_is_told() {
 
 #[tokio::test]
 async fn without_an_authority_it_is_503() {
-    let (_server, http, _folder) = start("redis+unix:///nowhere/redis.sock").await;
+    let (server, http, _folder) = start("redis+unix:///nowhere/redis.sock").await;
+    server.caller().await.until_it_serves().await;
     let reply = send(http, "POST", "/json", &user("a")).await;
     assert_eq!((reply.status, reply.header("retry-after")), (503, "1"));
     assert_eq!(send(http, "GET", "/healthcheck", "").await.status, 200);

@@ -99,6 +99,14 @@ impl Caller {
         answer(HealthClient::new(self.channel()).check(request)).await.unwrap().into_inner().status()
     }
 
+    /// Waits until the health service says that it serves, with its store or without.
+    pub(crate) async fn until_it_serves(&self) {
+        super::eventually("it serves", async || {
+            (self.health().await == ServingStatus::Serving).then_some(())
+        })
+        .await;
+    }
+
     /// Waits until the health service says that decisions are made with the store, or without.
     pub(crate) async fn until_ready(&self, ready: bool) {
         let wanted = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };

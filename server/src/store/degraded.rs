@@ -37,6 +37,8 @@ pub const RETRY_UNAVAILABLE: Duration = Duration::from_secs(1);
 /// How it is with the authority.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
+    /// Was it asked yet? Until then nothing else is known.
+    pub asked: bool,
     /// Why it is not asked, if it is not.
     pub degraded: Option<String>,
     /// How many instances there are, as far as was told.

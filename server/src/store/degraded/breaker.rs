@@ -34,7 +34,8 @@ pub(super) struct Breaker {
 impl Breaker {
     /// A closed one. Until a heartbeat is answered, that many instances are thought to be there.
     pub(super) fn new(instances: u32) -> (Self, watch::Receiver<Health>) {
-        let unknown = Health { degraded: Some("the store was not reached yet".to_owned()), instances };
+        let degraded = Some("the store was not reached yet".to_owned());
+        let unknown = Health { asked: false, degraded, instances };
         let (health, receiver) = watch::channel(unknown);
         let breaker = Self {
             open: AtomicBool::new(false),
@@ -75,8 +76,12 @@ impl Breaker {
         self.count(instances);
         self.failures.store(0, Ordering::Relaxed);
         self.open.store(false, Ordering::Release);
-        let well = Health { degraded: None, instances: self.instances() };
-        self.health.send_if_modified(|known| std::mem::replace(known, well.clone()) != well);
+        self.tell(None);
+    }
+
+    fn tell(&self, degraded: Option<String>) {
+        let news = Health { asked: true, degraded, instances: self.instances() };
+        self.health.send_if_modified(|known| std::mem::replace(known, news.clone()) != news);
     }
 
     /// More are believed at once, fewer after a while: those that have lost the authority as well may not be back yet.
@@ -93,9 +98,10 @@ impl Breaker {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         // One that is refused is no accident: it is there and says itself that it can not decide.
         let is_gone = failures >= FEW || matches!(error, StoreError::Failed(_));
-        if is_gone && !self.open.swap(true, Ordering::AcqRel) {
-            self.health
-                .send_replace(Health { degraded: Some(error.to_string()), instances: self.instances() });
+        let opens = is_gone && !self.open.swap(true, Ordering::AcqRel);
+        let first = !self.health.borrow().asked;
+        if first || opens {
+            self.tell(Some(error.to_string()));
         }
     }
 }
@@ -118,8 +124,10 @@ pub(super) async fn heartbeats(breaker: Arc<Breaker>, authority: Arc<dyn Store>,
                 pause
             }
         };
+        // However often calls fail that the heartbeat knows nothing of.
+        tokio::time::sleep(AGAIN.0).await;
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(pause.saturating_sub(AGAIN.0)) => {}
             () = breaker.doubt.notified() => {}
         }
     }

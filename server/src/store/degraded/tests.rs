@@ -195,6 +195,8 @@ async fn one_that_is_not_there_at_the_start_is_found_out_without_calls() {
     assert_eq!((unknown.degraded.is_some(), unknown.instances), (true, 1));
     health.changed().await.unwrap();
     assert!(health.borrow().degraded.as_ref().is_some_and(|why| why.contains("no route")));
+    // That was the first heartbeat; a few more, and nobody asks.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     // Nobody has told that there are others.
     assert_eq!(of(&store, hit("a")).await.remaining, 99);
     assert_eq!(puppet.asked(), 0);

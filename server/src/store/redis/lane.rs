@@ -57,6 +57,8 @@ pub(super) struct Held {
 impl Lane {
     /// Runs until the store is dropped.
     pub(super) async fn run(mut self) {
+        // Before the first call, which then does not wait for it.
+        self.held = self.connection().await.ok();
         while let Ok(first) = self.jobs.recv().await {
             // Whoever is about to ask may do so first: all that has come by now goes out together.
             yield_now().await;
