@@ -1,11 +1,11 @@
 //! `tollgate check`: are rules valid? And with `--explain`: which of them does a descriptor meet, and why?
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use tollgate_server::clock::Clock;
 use tollgate_server::config::{Config, ConfigError};
 use tollgate_server::rules::domain::Domain;
-use tollgate_server::rules::files::Files;
+use tollgate_server::rules::files::{Files, is_domain};
 use tollgate_server::rules::matcher::By;
 
 /// What `tollgate check` is told.
@@ -67,12 +67,6 @@ pub(crate) fn check(arguments: &Check) -> ExitCode {
         }
     }
     code
-}
-
-/// A configuration file has no such key.
-fn is_domain(path: &Path) -> bool {
-    let text = std::fs::read(path).unwrap_or_default();
-    text.split(|byte| *byte == b'\n').any(|line| line.starts_with(b"domain:"))
 }
 
 fn explain(descriptor: &str, files: &Files) -> Result<Vec<String>, String> {

@@ -18,11 +18,10 @@ pub use url::{RedisUrl, StoreUrl, StoreUrlError, Topology};
 use crate::rules::Rules;
 use crate::rules::file::{Classes, compile};
 use crate::tokens::Token;
-use crate::yaml::{self, Given, MOST_BYTES, Report, Scalar, Text};
+use crate::yaml::{self, Given, Report, Scalar, Text};
 use serde::Deserialize;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -135,7 +134,7 @@ impl Config {
     /// A file that can not be read or has faults. No error holds a password.
     pub fn check(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
-        match text(path) {
+        match yaml::text(path) {
             Ok(text) => {
                 let mut config = Self::parse(Source::File(path.to_owned()), &text)?;
                 config.overrides.config = Some(path.to_owned());
@@ -185,14 +184,6 @@ fn domains(given: &Given<Vec<Given<Text>>>, source: &Source, report: &mut Report
         at.get(&n.to_string(), given, |path| setting::there(folder.join(path.bounded(1..=4096)?)))
     })
     .collect()
-}
-
-/// Reads no more than is needed to see that a file is too large.
-fn text(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    let most = u64::try_from(MOST_BYTES).unwrap_or(u64::MAX);
-    File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut text)?;
-    Ok(text)
 }
 
 /// A file as it is written.

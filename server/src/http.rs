@@ -98,7 +98,8 @@ async fn ready(Of(state): Of<State>) -> (StatusCode, String) {
 /// What is loaded, since when, and what is wrong: for people.
 async fn rlconfig(Of(state): Of<State>) -> String {
     let mut text = String::new();
-    for (path, read) in state.reload.files().iter() {
+    let files = state.reload.files();
+    for (path, read) in files.iter() {
         // Writing to a string can not fail.
         if let Some(domain) = &read.domain {
             let since = humantime::format_rfc3339_seconds(
@@ -114,7 +115,7 @@ async fn rlconfig(Of(state): Of<State>) -> String {
             }
         }
     }
-    for wrong in state.reload.files().wrong() {
+    for wrong in files.wrong() {
         writeln!(text, "# wrong: {wrong}").unwrap_or_default();
     }
     text

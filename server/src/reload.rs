@@ -9,6 +9,8 @@ use crate::clock::Clock;
 use crate::config::{Config, Source};
 use crate::rules::Live;
 use crate::rules::files::Files;
+use crate::yaml;
+use arc_swap::ArcSwap;
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use parking_lot::Mutex;
@@ -33,6 +35,8 @@ const MOST_TOLD: usize = 20;
 pub struct Reload {
     rules: Live,
     state: Mutex<State>,
+    /// As they were last read. Whoever wants to see them does not wait until they are read again.
+    files: ArcSwap<Files>,
     clock: Clock,
     asked: Arc<Notify>,
 }
@@ -41,7 +45,6 @@ struct State {
     config: Config,
     /// Text of the configuration file when it was last read.
     text: Vec<u8>,
-    files: Files,
     /// What the log has told of what is wrong.
     told: BTreeSet<String>,
 }
@@ -52,8 +55,9 @@ impl Reload {
     pub fn new(config: Config, clock: Clock) -> Self {
         let rules = config.rules.clone().live();
         let text = text(&config.source);
-        let state = State { config, text, files: Files::default(), told: BTreeSet::new() };
-        let reload = Self { rules, state: Mutex::new(state), clock, asked: Arc::default() };
+        let state = State { config, text, told: BTreeSet::new() };
+        let (state, files) = (Mutex::new(state), ArcSwap::default());
+        let reload = Self { rules, state, files, clock, asked: Arc::default() };
         reload.now();
         reload
     }
@@ -72,17 +76,18 @@ impl Reload {
 
     /// The files of the domains as they were last read.
     #[must_use]
-    pub fn files(&self) -> Files {
-        self.state.lock().files.clone()
+    pub fn files(&self) -> Arc<Files> {
+        self.files.load_full()
     }
 
     /// Reads all files, and makes what is right in them the rules.
     pub fn now(&self) {
         let mut state = self.state.lock();
         let mut wrong = state.classes();
-        let files = Files::read(&state.config.domains, &state.files, self.clock.now());
+        let before = self.files();
+        let files = Files::read(&state.config.domains, &before, self.clock.now());
         wrong.extend(files.wrong().map(str::to_owned));
-        tell(&state.files, &files);
+        tell(&before, &files);
         let mut news = wrong.difference(&state.told);
         for text in news.by_ref().take(MOST_TOLD) {
             tracing::error!("rules that are wrong do not hold, what held before does: {text}");
@@ -92,7 +97,8 @@ impl Reload {
             more => tracing::error!("… and {more} more: `tollgate check` tells all"),
         }
         self.rules.store(Arc::new(state.config.rules.with(files.domains())));
-        (state.files, state.told) = (files, wrong);
+        state.told = wrong;
+        self.files.store(Arc::new(files));
     }
 
     /// Watches the files. Runs until it is dropped.
@@ -121,7 +127,7 @@ impl Reload {
     fn folders(&self) -> BTreeSet<PathBuf> {
         let state = self.state.lock();
         let mut places: Vec<PathBuf> = state.config.domains.clone();
-        places.extend(state.files.iter().map(|(path, _)| path.to_owned()));
+        places.extend(self.files().iter().map(|(path, _)| path.to_owned()));
         if let Source::File(path) = &state.config.source {
             places.push(path.clone());
         }
@@ -145,11 +151,13 @@ impl Reload {
 impl State {
     /// Reads the configuration file again if it changed; returns what is wrong with it.
     fn classes(&mut self) -> BTreeSet<String> {
+        match &self.config.source {
+            // What was a pipe has been read to its end: whoever reads it again waits.
+            Source::File(path) if !path.exists() || path.is_file() => {}
+            Source::File(_) | Source::BuiltIn => return BTreeSet::new(),
+        }
         let text = text(&self.config.source);
         if text == self.text && self.told.is_empty() {
-            return BTreeSet::new();
-        }
-        if matches!(self.config.source, Source::BuiltIn) {
             return BTreeSet::new();
         }
         match Config::load(&self.config.overrides) {
@@ -172,8 +180,8 @@ impl State {
 /// The configuration file; empty if there is none or it can not be read, which reading it properly will tell.
 fn text(source: &Source) -> Vec<u8> {
     match source {
-        Source::File(path) => std::fs::read(path).unwrap_or_default(),
-        Source::BuiltIn => Vec::new(),
+        Source::File(path) if path.is_file() => yaml::text(path).unwrap_or_default(),
+        Source::File(_) | Source::BuiltIn => Vec::new(),
     }
 }
 

@@ -19,6 +19,9 @@ use serde_path_to_error::{Path, Segment};
 use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
 use std::borrow::Cow;
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path as FilePath;
 
 /// No file is larger, in bytes.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
@@ -84,6 +87,14 @@ impl fmt::Display for Faults {
 }
 
 impl std::error::Error for Faults {}
+
+/// The text of a file, and no more of it than is needed to see that it is too large.
+pub(crate) fn text(file: &FilePath) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let most = u64::try_from(MOST_BYTES).unwrap_or(u64::MAX);
+    File::open(file)?.take(most.saturating_add(1)).read_to_end(&mut text)?;
+    Ok(text)
+}
 
 /// The shape of a file.
 pub(crate) fn read<T: DeserializeOwned + Send>(file: &str, text: &[u8]) -> Result<T, Faults> {

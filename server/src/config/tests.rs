@@ -169,7 +169,7 @@ fn a_wrong_setting_is_named_with_its_place() {
 #[test]
 fn a_broken_file_is_told_where() {
     let mut wrong = Vec::new();
-    let huge = format!("{CLASSES}{}", "#".repeat(MOST_BYTES));
+    let huge = format!("{CLASSES}{}", "#".repeat(yaml::MOST_BYTES));
     let deep = format!("classes: {}", "[".repeat(100_000));
     for (text, line, column, message) in [
         (b"".as_slice(), 1, 1, "expected at least one class"),

@@ -5,10 +5,9 @@
 use super::domain::Domain;
 use super::domain::file::parse;
 use crate::limit::Timestamp;
-use crate::yaml::MOST_BYTES;
+use crate::yaml;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -85,7 +84,8 @@ impl Files {
             }
             // Their turn comes with those that are wrong.
             for (path, read) in self.all.iter_mut().filter(|(_, read)| read.domain.is_none()) {
-                read.domain = before.all.get(path).filter(|_| is_right).and_then(|read| read.domain.clone());
+                let Some(before) = before.all.get(path).filter(|_| is_right) else { continue };
+                (read.domain, read.since) = (before.domain.clone(), before.since);
             }
         }
     }
@@ -110,7 +110,7 @@ impl Files {
 impl Read {
     fn new(path: &Path, before: Option<&Self>, now: Timestamp) -> Self {
         let name = path.display().to_string();
-        let text: Arc<[u8]> = match bytes(path) {
+        let text: Arc<[u8]> = match text(path) {
             Ok(text) => text.into(),
             Err(error) => {
                 let wrong = vec![format!("{name}: can not be read: {error}")];
@@ -152,10 +152,129 @@ fn list(place: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads no more than is needed to see that a file is too large.
-fn bytes(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    let most = u64::try_from(MOST_BYTES).unwrap_or(u64::MAX);
-    File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut text)?;
-    Ok(text)
+/// Nobody knows when a pipe ends, and whoever reads the rules would wait for it.
+fn text(path: &Path) -> io::Result<Vec<u8>> {
+    if !path.metadata()?.is_file() {
+        return Err(io::Error::other("expected a regular file"));
+    }
+    yaml::text(path)
+}
+
+/// Are these the rules of a domain, rather than a configuration file, which has no such keys?
+#[must_use]
+pub fn is_domain(path: &Path) -> bool {
+    let text = text(path).unwrap_or_default();
+    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&text);
+    text.split(|byte| *byte == b'\n')
+        .any(|line| line.starts_with(b"domain:") || line.starts_with(b"descriptors:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use tempfile::TempDir;
+
+    struct Folder(TempDir, Files, u64);
+
+    impl Folder {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap(), Files::default(), 0)
+        }
+
+        fn put(&self, file: &str, domain: &str, requests: u32) {
+            let limit = format!("{{ unit: hour, requests_per_unit: {requests} }}");
+            let text = format!("domain: {domain}\ndescriptors: [ {{ key: user, rate_limit: {limit} }} ]\n");
+            std::fs::write(self.0.path().join(file), text).unwrap();
+        }
+
+        fn remove(&self, file: &str) {
+            std::fs::remove_file(self.0.path().join(file)).unwrap();
+        }
+
+        /// Reads it a microsecond after the last time: file, domain and limit, since when, and `!` if it is wrong.
+        fn read(&mut self) -> String {
+            self.2 += 1;
+            self.1 = Files::read(&[self.0.path().to_owned()], &self.1, Timestamp::from_micros(self.2));
+            let file = |(path, read): (&Path, &Read)| {
+                let name = path.file_name().unwrap().to_str().unwrap();
+                let wrong = if read.wrong.is_empty() { "" } else { "!" };
+                let Some(domain) = &read.domain else { return format!("{name}{wrong}") };
+                let rule = domain.tree.find([("user", "x")]).unwrap();
+                let requests = rule.meter.as_ref().unwrap().said.requests;
+                format!("{name}{wrong} {} {requests} @{}", domain.name, read.since.as_micros())
+            };
+            self.1.iter().map(file).collect::<Vec<_>>().join(", ")
+        }
+    }
+
+    #[test]
+    fn of_two_files_for_a_domain_one_holds_and_the_other_keeps_what_it_had() {
+        let mut folder = Folder::new();
+        folder.put("a.yaml", "a", 1);
+        folder.put("b.yaml", "b", 2);
+        assert_eq!(folder.read(), "a.yaml a 1 @1, b.yaml b 2 @1");
+        folder.put("b.yaml", "a", 3);
+        assert_eq!(folder.read(), "a.yaml a 1 @1, b.yaml! b 2 @1");
+        // However often it is looked at: these rules hold since they were read.
+        assert_eq!(folder.read(), "a.yaml a 1 @1, b.yaml! b 2 @1");
+        // A file before it by its name takes the domain over.
+        folder.put("0.yaml", "a", 4);
+        assert_eq!(folder.read(), "0.yaml a 4 @4, a.yaml!, b.yaml! b 2 @1");
+        folder.remove("0.yaml");
+        assert_eq!(folder.read(), "a.yaml a 1 @5, b.yaml! b 2 @1");
+        folder.remove("a.yaml");
+        assert_eq!(folder.read(), "b.yaml a 3 @6");
+    }
+
+    #[test]
+    fn domains_move_from_file_to_file() {
+        let mut folder = Folder::new();
+        folder.put("a.yaml", "a", 1);
+        folder.put("b.yaml", "b", 2);
+        folder.read();
+        folder.put("a.yaml", "b", 3);
+        folder.put("b.yaml", "a", 4);
+        assert_eq!(folder.read(), "a.yaml b 3 @2, b.yaml a 4 @2");
+        folder.put("c.yaml", "a", 5);
+        assert_eq!(folder.read(), "a.yaml b 3 @2, b.yaml a 4 @2, c.yaml!");
+        folder.remove("b.yaml");
+        assert_eq!(folder.read(), "a.yaml b 3 @2, c.yaml a 5 @4");
+        // One that is wrong now gives way to one that is right.
+        std::fs::write(folder.0.path().join("a.yaml"), "nonsense").unwrap();
+        assert_eq!(folder.read(), "a.yaml! b 3 @2, c.yaml a 5 @4");
+        folder.put("d.yaml", "b", 6);
+        assert_eq!(folder.read(), "a.yaml!, c.yaml a 5 @4, d.yaml b 6 @6");
+    }
+
+    /// Opening it for reading waits until somebody writes.
+    #[test]
+    fn what_is_no_file_is_not_waited_for() {
+        let mut folder = Folder::new();
+        let pipe = folder.0.path().join("pipe.yaml");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        folder.put("a.yaml", "a", 1);
+        assert_eq!(folder.read(), "a.yaml a 1 @1, pipe.yaml!");
+        let wrong: Vec<_> = folder.1.wrong().collect();
+        assert!(wrong[0].ends_with("pipe.yaml: can not be read: expected a regular file"), "{wrong:?}");
+        assert!(!is_domain(&pipe) && is_domain(&folder.0.path().join("a.yaml")));
+    }
+
+    #[test]
+    fn a_file_is_known_for_that_of_a_domain_by_its_keys() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.yaml");
+        for (text, is) in [
+            ("domain: a", true),
+            ("# Edge.\ndescriptors: []\ndomain: a", true),
+            ("descriptors: []", true),
+            ("\u{feff}domain: a\r\n", true),
+            ("domains: [ a ]", false),
+            ("classes:\n  domain: { rate: 1/s }", false),
+            ("", false),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(is_domain(&path), is, "{text:?}");
+        }
+    }
 }
