@@ -20,7 +20,7 @@
 //! Source: "How we built rate limiting capable of scaling to millions of domains", Cloudflare, 2017. Twin:
 //! `sliding_window.lua`.
 
-use super::{Algorithm, Lending, any_flow, window};
+use super::{Algorithm, Lending, window};
 use crate::limit::{Cost, Decision, Limit, LimitError, MAX_UNITS, State, Timestamp, Want};
 
 pub(super) const SLIDING_WINDOW: Algorithm = Algorithm {
@@ -45,7 +45,9 @@ fn check(limit: &Limit) -> Result<(), LimitError> {
     if burst.saturating_mul(window::length(limit)) <= MAX_UNITS {
         return Ok(());
     }
-    any_flow(limit)?;
+    if !limit.flows() {
+        return Err(LimitError::Burst { burst, most: MAX_UNITS / window::length(limit) });
+    }
     // The length grows with the burst, so the bound is about a root; the length rounds up, so just below it.
     let root = (MAX_UNITS / limit.scale() * limit.refill().get()).isqrt();
     let most = (0..=root).rev().find(|&burst| fits(burst)).unwrap_or(0);

@@ -10,10 +10,7 @@ pub enum LimitError {
     #[error("a rate of 0 never lets anything pass; expected at least 1 a period")]
     NoRate,
     /// The period is out of bounds.
-    #[error(
-        "a period of {}; expected more than 0 and at most {}",
-        humantime::format_duration(*.period), humantime::format_duration(*.longest)
-    )]
+    #[error("a period of {}; expected more than 0 and at most {}", told(*.period), told(*.longest))]
     Period {
         /// What was asked for.
         period: Duration,
@@ -50,4 +47,13 @@ pub enum LimitError {
         /// The bound.
         most: u64,
     },
+}
+
+/// Whole days as such: years and months of the calendar are none of them.
+fn told(span: Duration) -> String {
+    const DAY: u64 = 86_400;
+    match (span.as_secs() / DAY, span.as_secs() % DAY, span.subsec_nanos()) {
+        (days, 0, 0) if days > 0 => format!("{days} days"),
+        _ => humantime::format_duration(span).to_string(),
+    }
 }

@@ -112,7 +112,8 @@ impl Said {
             // Whoever only counts has wider bounds.
             Err(error) if burst.is_none() => {
                 let counted = Limit::per_window(requests, self.window());
-                counted.and_then(|limit| (algorithm.check)(&limit).map(|()| limit)).map_err(|_| error)
+                let counted = counted.and_then(|limit| (algorithm.check)(&limit).map(|()| limit));
+                counted.map_err(|counts| if counts == LimitError::NoFlow { error } else { counts })
             }
             limit => limit,
         }

@@ -215,6 +215,40 @@ fn whatever_is_wrong_is_told_with_its_place() {
 }
 
 #[test]
+fn algorithms_tell_which_months_and_years_they_can_not_count() {
+    let text = |unit: &str, requests: u32, rest: &str| {
+        one(&format!("{{ key: k, rate_limit: {{ unit: {unit}, requests_per_unit: {requests}, {rest} }} }}"))
+    };
+    for algorithm in ["token_bucket", "leaky_bucket", "gcra", "sliding_log", "sliding_window"] {
+        domain(&text("month", 5, &format!("algorithm: {algorithm}")));
+    }
+    domain(&text("year", 5, "algorithm: sliding_log"));
+    domain(&text("year", 142, "algorithm: sliding_window"));
+    domain(&text("year", u32::MAX, "unit_multiplier: 10"));
+    for (unit, requests, rest, expected) in [
+        (
+            "year",
+            5,
+            "algorithm: token_bucket",
+            "unit: token_bucket: a period of 365 days; expected more than 0 and at most 30 days",
+        ),
+        ("month", 5, "unit_multiplier: 2, algorithm: gcra", "unit: gcra: a period of 60 days; expected"),
+        ("month", 99_991, "algorithm: leaky_bucket", "leaky_bucket: a burst of 99991; expected at most 1737"),
+        ("year", 20_000, "algorithm: sliding_log", "sliding_log: a burst of 20000; a log remembers"),
+        ("year", 143, "algorithm: sliding_window", "sliding_window: a burst of 143; expected at most 142"),
+        (
+            "year",
+            5,
+            "burst: 9",
+            "burst: fixed_window: a period of 365 days; expected more than 0 and at most 30",
+        ),
+    ] {
+        let faults = faults(&text(unit, requests, rest));
+        assert!(faults.len() == 1 && faults[0].contains(expected), "{unit} {rest}: {faults:#?}");
+    }
+}
+
+#[test]
 fn what_only_looks_alike_when_joined_is_no_duplicate() {
     let text = one("{ key: a_b }\n- { key: a, value: b }\n- { key: a }\n- { key: a, value: 'b*' }");
     domain(&text);
