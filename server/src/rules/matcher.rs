@@ -9,7 +9,7 @@
 //! before their first `*` has; so a descriptor is matched as fast among ten thousand rules as among ten, as long
 //! as their wildcards do not begin alike.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A node of the tree: what the entries so far lead to.
 #[derive(Clone, Debug)]
@@ -24,6 +24,8 @@ pub struct Node<R> {
 struct Values<R> {
     exact: HashMap<Box<str>, Node<R>>,
     wild: Vec<(Pattern, Node<R>)>,
+    /// Those of `wild` as they were written, so that ten thousand of them are told apart as fast as ten.
+    written: HashSet<Box<str>>,
     /// By the text before the first `*`: its length, then the text, and the places in `wild`.
     prefixes: BTreeMap<usize, HashMap<Box<str>, Vec<usize>>>,
     any: Option<Box<Node<R>>>,
@@ -48,7 +50,13 @@ impl<R> Default for Node<R> {
 
 impl<R> Default for Values<R> {
     fn default() -> Self {
-        Self { exact: HashMap::new(), wild: Vec::new(), prefixes: BTreeMap::new(), any: None }
+        Self {
+            exact: HashMap::new(),
+            wild: Vec::new(),
+            written: HashSet::new(),
+            prefixes: BTreeMap::new(),
+            any: None,
+        }
     }
 }
 
@@ -94,9 +102,7 @@ impl<R> Node<R> {
             Some((value, None)) => {
                 values.exact.insert(value.into(), node);
             }
-            Some((_, Some(pattern))) if values.wild.iter().any(|(other, _)| *other == pattern) => {
-                return Err(node);
-            }
+            Some((_, Some(pattern))) if !values.written.insert(pattern.text.clone()) => return Err(node),
             Some((_, Some(pattern))) => {
                 let prefix = pattern.prefix();
                 let alike =
