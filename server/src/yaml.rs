@@ -8,10 +8,13 @@
 //! Errors quote no line of the file, because the line could be the one with the store's password.
 
 mod scalar;
+mod shape;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use scalar::{Scalar, Text};
+use shape::Known;
+pub(crate) use shape::{List, Mapping};
 
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer};
@@ -229,13 +232,19 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Given<T> {
 /// What was found wrong with the values of one file.
 pub(crate) struct Report {
     file: String,
+    text: String,
     faults: Vec<Fault>,
 }
 
 impl Report {
     /// Nothing yet.
     pub(crate) fn new(file: &str) -> Self {
-        Self { file: file.to_owned(), faults: Vec::new() }
+        Self { file: file.to_owned(), text: String::new(), faults: Vec::new() }
+    }
+
+    /// Nothing yet of a file with this text, in which the places of unknown keys are looked up.
+    pub(crate) fn of(file: &str, text: &[u8]) -> Self {
+        Self { text: String::from_utf8_lossy(text).into_owned(), ..Self::new(file) }
     }
 
     /// A part of the file: the mapping at this path and place.
@@ -246,6 +255,18 @@ impl Report {
     /// How many faults so far.
     pub(crate) fn len(&self) -> usize {
         self.faults.len()
+    }
+
+    /// Where the key is that has this value: the last such text before it.
+    fn place_of_key(&self, key: &str, value: &Location) -> (u64, u64) {
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let offset = value.span().byte_offset().and_then(|offset| usize::try_from(offset).ok());
+        let before = offset.and_then(|offset| self.text.get(..offset)).unwrap_or_default();
+        let Some(start) = before.rfind(key) else { return (value.line(), value.column()) };
+        let (line, rest) = before.split_at(start);
+        let line = line.rsplit('\n').next().unwrap_or_default();
+        let below = count(rest.matches('\n').count());
+        (value.line().saturating_sub(below), count(line.chars().count()).saturating_add(1))
     }
 
     /// `value`, if nothing was wrong.
@@ -272,6 +293,25 @@ impl Section<'_> {
         Section { report: self.report, path, place }
     }
 
+    /// The fields of this section; nothing if it is no mapping, which is then noted, as unknown keys are.
+    pub(crate) fn fields<'g, T>(&mut self, Mapping(given): &'g Mapping<T>) -> Option<&'g T> {
+        let Known { fields, others } =
+            given.as_ref().map_err(|instead| self.fault("", None, instead.instead_of("a mapping"))).ok()?;
+        for (key, value) in &others.keys {
+            let (line, column) = self.report.place_of_key(key, value);
+            let (shown, expected) = (printable(key), others.expected.join(", "));
+            let message = format!("unknown key `{shown}`; expected one of {expected}");
+            self.note(line, column, key, message);
+        }
+        Some(fields)
+    }
+
+    /// What is in this section; nothing if it is no list, which is then noted.
+    pub(crate) fn items<'g, T>(&mut self, List(given): &'g List<T>) -> &'g [T] {
+        let noted = |instead: &Scalar| self.fault("", None, instead.instead_of("a list"));
+        given.as_ref().map_err(noted).map_or(&[], Vec::as_slice)
+    }
+
     /// The value of a setting; nothing if it is not there or wrong, which is then noted.
     pub(crate) fn get<S, T>(
         &mut self,
@@ -286,14 +326,12 @@ impl Section<'_> {
     pub(crate) fn fault(&mut self, key: &str, place: Option<Location>, message: impl Into<String>) {
         let place = place.or(self.place).filter(|place| *place != Location::UNKNOWN);
         let (line, column) = place.map_or((1, 1), |place| (place.line(), place.column()));
-        let fault = Fault {
-            file: self.report.file.clone(),
-            line,
-            column,
-            path: self.path(key),
-            message: message.into(),
-        };
-        self.report.faults.push(fault);
+        self.note(line, column, key, message.into());
+    }
+
+    fn note(&mut self, line: u64, column: u64, key: &str, message: String) {
+        let (file, path) = (self.report.file.clone(), self.path(key));
+        self.report.faults.push(Fault { file, line, column, path, message });
     }
 
     /// Whether nothing was wrong since there were `before` faults.

@@ -136,7 +136,7 @@ impl<'de> Deserialize<'de> for Scalar {
     }
 }
 
-struct ScalarVisitor;
+pub(super) struct ScalarVisitor;
 
 impl<'de> Visitor<'de> for ScalarVisitor {
     type Value = Scalar;

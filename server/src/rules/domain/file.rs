@@ -10,7 +10,7 @@ use crate::rules::Limited;
 use crate::rules::file::{PenaltySettings, algorithm, penalty};
 use crate::rules::matcher::{Node, Pattern};
 use crate::rules::unit::Unit;
-use crate::yaml::{self, Faults, Given, Report, Scalar, Section, Text};
+use crate::yaml::{self, Faults, Given, List, Mapping, Report, Scalar, Section, Text};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use std::sync::Arc;
 /// No key, value or name is longer, in bytes.
 const LONGEST: usize = 4096;
 
-type Descriptors = Given<Vec<Given<Descriptor>>>;
+type Descriptors = Given<List<Given<Mapping<Descriptor>>>>;
 
 #[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 struct File {
     domain: Given<Text>,
     descriptors: Descriptors,
     algorithm: Given<Scalar>,
     compat: Given<Scalar>,
-    response_headers: Given<Headers>,
+    response_headers: Given<Mapping<Headers>>,
     over_limit_body: Given<Scalar>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 struct Headers {
     limit: Given<Scalar>,
     remaining: Given<Scalar>,
@@ -40,11 +40,11 @@ struct Headers {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 struct Descriptor {
     key: Given<Text>,
     value: Given<Text>,
-    rate_limit: Given<RateLimit>,
+    rate_limit: Given<Mapping<RateLimit>>,
     descriptors: Descriptors,
     shadow_mode: Given<Scalar>,
     quota_mode: Given<Scalar>,
@@ -57,14 +57,14 @@ struct Descriptor {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 struct RateLimit {
     unit: Given<Scalar>,
     requests_per_unit: Given<Scalar>,
     unit_multiplier: Given<Scalar>,
     unlimited: Given<Scalar>,
     name: Given<Text>,
-    replaces: Given<Vec<Given<Replaced>>>,
+    replaces: Given<Replaces>,
     algorithm: Given<Scalar>,
     burst: Given<Scalar>,
     penalty: Given<PenaltySettings>,
@@ -72,8 +72,10 @@ struct RateLimit {
     charge_denied: Given<Scalar>,
 }
 
+type Replaces = List<Given<Mapping<Replaced>>>;
+
 #[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 struct Replaced {
     name: Given<Text>,
 }
@@ -94,9 +96,11 @@ struct Trail {
 
 /// The rules that a file has.
 pub(crate) fn parse(name: &str, text: &[u8]) -> Result<Domain, Faults> {
-    let file: File = yaml::read(name, text)?;
-    let mut report = Report::new(name);
+    let file: Mapping<File> = yaml::read(name, text)?;
+    let mut report = Report::of(name, text);
     let mut at = report.section("", None);
+    let nothing = File::default();
+    let file = at.fields(&file).unwrap_or(&nothing);
     let domain = at.get("domain", &file.domain, |domain| domain.bounded(1..=LONGEST));
     if file.domain.value().is_none() {
         at.fault("", None, "expected `domain`: what requests call these rules");
@@ -105,13 +109,14 @@ pub(crate) fn parse(name: &str, text: &[u8]) -> Result<Domain, Faults> {
         at.get("compat", &file.compat, |compat| compat.one_of(&[("envoyproxy", true), ("none", false)]));
     let bodies = [("none", Body::Envoys), ("compact", Body::Compact), ("structured", Body::Structured)];
     let body = at.get("over_limit_body", &file.over_limit_body, |body| body.one_of(&bodies));
-    let headers = file.response_headers.value().map(|headers| {
+    let headers = file.response_headers.value().and_then(|headers| {
         let mut at = at.section("response_headers", file.response_headers.place());
-        HeaderNames {
+        let headers = at.fields(headers)?;
+        Some(HeaderNames {
             limit: header(&mut at, "limit", &headers.limit, "RateLimit-Limit"),
             remaining: header(&mut at, "remaining", &headers.remaining, "RateLimit-Remaining"),
             reset: header(&mut at, "reset", &headers.reset, "RateLimit-Reset"),
-        }
+        })
     });
     let algorithm = at.get("algorithm", &file.algorithm, algorithm).unwrap_or(BY_CALENDAR);
     let charge_denied = compat.unwrap_or_default();
@@ -142,13 +147,14 @@ fn children(
 ) {
     let Some(list) = given.value() else { return };
     let mut at = above.section("descriptors", given.place());
+    let list = at.items(list);
     if trail.shared.len() == MOST_LEVELS && !list.is_empty() {
         at.fault("", None, format!("expected at most {MOST_LEVELS} levels of descriptors"));
         return;
     }
     for (place, child) in list.iter().enumerate() {
         let mut at = at.section(&place.to_string(), child.place());
-        if let Some(settings) = child.value() {
+        if let Some(settings) = child.value().and_then(|child| at.fields(child)) {
             descriptor(parent, settings, trail, defaults, &mut at);
         }
     }
@@ -214,7 +220,7 @@ fn flag(key: &str, given: &Given<Scalar>, at: &mut Section<'_>) -> bool {
 
 /// Nothing if there is none, or something is wrong with it.
 fn rule(
-    given: &Given<RateLimit>,
+    given: &Given<Mapping<RateLimit>>,
     (shadow, quota): (bool, bool),
     trail: &Trail,
     defaults: Defaults,
@@ -223,6 +229,7 @@ fn rule(
     let settings = given.value()?;
     let mut at = above.section("rate_limit", given.place());
     let before = at.len();
+    let settings = at.fields(settings)?;
     let name = at.get("name", &settings.name, |name| name.bounded(0..=LONGEST)).unwrap_or_default();
     let replaces = replaces(&settings.replaces, &name, &mut at);
     let meter = if flag("unlimited", &settings.unlimited, &mut at) {
@@ -238,12 +245,13 @@ fn rule(
     at.sound_since(before).then_some(DomainRule { path, name, replaces, meter, shared })
 }
 
-fn replaces(given: &Given<Vec<Given<Replaced>>>, own: &str, at: &mut Section<'_>) -> Vec<String> {
+fn replaces(given: &Given<Replaces>, own: &str, at: &mut Section<'_>) -> Vec<String> {
     let mut names = Vec::new();
     let mut at = at.section("replaces", given.place());
-    for (place, replaced) in given.value().into_iter().flatten().enumerate() {
+    let list = given.value().map_or(&[][..], |list| at.items(list));
+    for (place, replaced) in list.iter().enumerate() {
         let mut at = at.section(&place.to_string(), replaced.place());
-        let Some(Replaced { name }) = replaced.value() else { continue };
+        let Some(Replaced { name }) = replaced.value().and_then(|it| at.fields(it)) else { continue };
         if name.value().is_none() {
             at.fault("", None, "expected `name`: that of a rule");
         }

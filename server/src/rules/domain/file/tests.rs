@@ -258,6 +258,53 @@ fn what_only_looks_alike_when_joined_is_no_duplicate() {
 fn every_fault_of_a_file_is_told() {
     let text = one("{ key: k, rate_limit: { unit: x } }\n- { value: v, shadow_mode: 2 }");
     assert_eq!(faults(&text).len(), 4, "{:#?}", faults(&text));
+
+    let text = "\
+domain: a
+nope: 1
+response_headers: { limits: x, reset: y }
+descriptors:
+- key: é
+  # A unit is no unit there.
+  unitt:
+    nested: [ 1 ]
+  rate_limt: # A comment.
+    unit: hour
+  rate_limit: { unit: hour, requests_per_unit: 1, \"per\": 2, replaces: [ { nam: x }, 7 ] }
+- 7
+- { key: b, rate_limit: [ 1 ] }
+- { key: c, rate_limit: , descriptors: 5, 1: 2 }
+- { key: d, descriptors: [ { key: e, rate_limit: { unit: hour, requests_per_unit: 1, replaces: no } } ] }
+";
+    let expected = [
+        "2:1: nope: unknown key `nope`; expected one of domain, descriptors, algorithm, compat, response_headers",
+        "3:21: response_headers.limits: unknown key `limits`; expected one of limit, remaining, reset",
+        "7:3: descriptors.0.unitt: unknown key `unitt`; expected one of key, value, rate_limit, descriptors, ",
+        "9:3: descriptors.0.rate_limt: unknown key `rate_limt`",
+        "11:52: descriptors.0.rate_limit.per: unknown key `per`; expected one of unit, requests_per_unit, ",
+        "11:73: descriptors.0.rate_limit.replaces.0: expected `name`",
+        "11:75: descriptors.0.rate_limit.replaces.0.nam: unknown key `nam`; expected one of name",
+        "11:85: descriptors.0.rate_limit.replaces.1: expected a mapping, got 7",
+        "12:3: descriptors.1: expected a mapping, got 7",
+        "13:25: descriptors.2.rate_limit: expected a mapping, got a list",
+        "14:23: descriptors.3.rate_limit: expected a mapping, got nothing",
+        "14:40: descriptors.3.descriptors: expected a list, got 5",
+        "14:43: descriptors.3.1: unknown key `1`",
+        "15:96: descriptors.4.descriptors.0.rate_limit.replaces: expected a list, got \"no\"",
+    ];
+    let faults = faults(text);
+    for (fault, expected) in faults.iter().zip(expected) {
+        assert!(fault.starts_with(&format!("a.yaml:{expected}")), "{expected}\n{faults:#?}");
+    }
+    assert_eq!(faults.len(), expected.len(), "{faults:#?}");
+}
+
+#[test]
+fn no_file_has_so_many_unknown_keys_that_telling_them_takes_long() {
+    let keys: Vec<_> = (0..100_000).map(|n| format!("k{n}: 1")).collect();
+    let faults = faults(&keys.join("\n"));
+    assert_eq!(faults.len(), 100_001);
+    assert!(faults[100_000].starts_with("a.yaml:100000:1: k99999: unknown key"), "{}", faults[100_000]);
 }
 
 #[test]
