@@ -393,7 +393,7 @@ async fn what_comes_back_under_a_much_longer_window_forgives_nothing() {
     }
 }
 
-/// Who takes ahead is counted, and who tells what it spends gets its share of half of what there is: alike on every
+/// Who takes ahead is counted, and who tells what it spends gets its share of what there is: alike on every
 /// store, through any instance.
 #[tokio::test]
 async fn gateways_are_counted_and_get_shares_alike() {
@@ -413,7 +413,8 @@ async fn gateways_are_counted_and_get_shares_alike() {
             at +=
                 if draw(60) == 0 { 5_000_000 } else { [0, 1_000, 50_000][usize::try_from(draw(3)).unwrap()] };
             clock.set(Timestamp::from_micros(at));
-            let gateway = Gateway::named(&format!("gateway {}", draw(6)), draw(3) > 0);
+            let name = format!("gateway {}", draw(6));
+            let gateway = Gateway::named(&name, (draw(3) > 0).then(|| Cost::new(draw(30))));
             let algorithm =
                 ["token_bucket", "fixed_window", "sliding_log"][usize::try_from(draw(3)).unwrap()];
             let ask = Ask::new(algorithm, "c", limit(20, 1, 100), 1).by(named(algorithm));
@@ -422,9 +423,12 @@ async fn gateways_are_counted_and_get_shares_alike() {
             ask.lease.as_mut().unwrap().again = draw(2) > 0;
             let store = if draw(2) > 0 { &other } else { &tested.store };
             let decision = ask.of(&**store).await;
-            let share = Cost::new((100 / (2 * u64::from(decision.gateways))).max(1));
+            let gateways = u64::from(decision.gateways);
             assert!((1..=6).contains(&decision.gateways), "{}: {decision:?}", tested.name);
-            assert!(!gateway.shares || decision.granted <= share, "{}: {decision:?}", tested.name);
+            if let Some(spends) = gateway.spends {
+                let share = (100 / (2 * gateways)).max(spends.get().min(100 / gateways));
+                assert!(decision.granted.get() <= share.max(1), "{}: {decision:?}", tested.name);
+            }
             said.push(decision);
         }
         told.push((tested.name, said));

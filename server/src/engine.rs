@@ -95,7 +95,10 @@ impl Engine {
         let leasable = lease::leasable(limited);
         let bucket = BucketName::new(&request.key, &rule.class);
         let named = !request.gateway.is_empty();
-        let gateway = named.then(|| Gateway::named(&request.gateway, request.demand.is_some()));
+        let gateway = named.then(|| {
+            let spends = request.demand.map(|demand| lease::spends(&limited.limit, demand));
+            Gateway::named(&request.gateway, spends)
+        });
         let again = named && request.seq > 0;
         let id = leasable.then(|| {
             if again { LeaseId::of(&bucket, &request.gateway, request.seq) } else { LeaseId::fresh(&bucket) }
@@ -119,8 +122,7 @@ impl Engine {
             lease: id.clone().map(|id| NewLease { id, valid_for: lease::VALID_FOR, again, gateway }),
         };
         let decision = self.decide(&rule, hit, request.deadline).await?;
-        let knows_itself = gateway.is_some_and(|gateway| gateway.shares);
-        Ok(lease::of(limited, &decision, id, leasable, knows_itself))
+        Ok(lease::of(limited, &decision, id, leasable, request.demand.filter(|_| named)))
     }
 
     /// Gives the unspent tokens of a lease back; returns how many went into the bucket.

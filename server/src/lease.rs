@@ -3,9 +3,10 @@
 //! Tokens are taken out of the bucket before they are spent, so whatever is said here, the limit holds; what is at stake
 //! is who gets them, and how often the service is asked. A gateway that tells what it spends gets what it spends in a
 //! quarter of a second, and at most its share: of what is in the bucket, half is left, and the other half is for all
-//! gateways alike that were heard of in the last seconds. Where little is left each gets a token or two, and who gets
-//! none is told to wait long enough for some to flow in; so also a bucket that is asked for three times what it has is
-//! asked seldom.
+//! gateways alike that were heard of in the last seconds. Where that is less than it spends in a while (25 to 250 ms),
+//! all of it is for them alike; where that is still less, it is to be spent evenly over the while, and who gets nothing is
+//! told to wait for as long: so a bucket that is asked for three times what it has is not asked more often. Nothing is
+//! lent that is not there, spread or not.
 
 use crate::algorithm::Lending;
 use crate::limit::{Cost, Decision, Limit, Reason, micros};
@@ -21,7 +22,7 @@ pub(crate) const VALID_FOR: Duration = Duration::from_secs(1);
 /// A grant is for so long, by what the gateway spends.
 const AHEAD: Duration = Duration::from_millis(250);
 
-/// Who gets nothing waits for so much of the burst to flow in, in hundredths, and within these bounds.
+/// Who gets little makes do with it until so much of the burst has flowed in, in hundredths, and within these bounds.
 const SCARCE: (u64, Duration, Duration) = (6, Duration::from_millis(25), Duration::from_millis(250));
 
 /// Of several gateways, one takes ahead only where its share of the rate is so many calls a second, at least: what one
@@ -56,43 +57,61 @@ fn worthwhile(limited: &Limited, gateways: u32) -> bool {
         && limit.burst() >= 2 * gateways * LEAST_CALLS * cost
 }
 
-/// When to ask again after nothing was granted; a tenth to a fifth later, so that not all come at once.
-fn again_after(limit: &Limit, retry_after: Duration) -> Duration {
+/// How long to make do with little, or with nothing.
+fn scarce(limit: &Limit) -> Duration {
     let (hundredths, least, most) = SCARCE;
-    let some = Duration::from_micros(micros(limit.window()) / 100 * hundredths).clamp(least, most);
-    let wait = retry_after.max(some);
-    wait + wait / 100 * rand::random_range(10..=20)
+    Duration::from_micros(micros(limit.window()) / 100 * hundredths).clamp(least, most)
 }
 
-/// `knows_itself`: the gateway has told its name and what it spends, so it can be advised.
+/// What is spent in that time, by one that spends so much a second.
+pub(crate) fn spends(limit: &Limit, demand: NonZeroU32) -> Cost {
+    Cost::new(u64::from(demand.get()) * micros(scarce(limit)) / 1_000_000)
+}
+
+/// Over what time a grant is to be spent, by one that spends so much a second: at once, if its share would last longer.
+fn spread(limit: &Limit, decision: &Decision, demand: NonZeroU32) -> Duration {
+    let share = (decision.remaining + decision.granted.get()) / u64::from(decision.gateways.max(1));
+    if share < spends(limit, demand).get() { scarce(limit) } else { Duration::ZERO }
+}
+
+/// When to ask again after nothing was granted; a tenth to a fifth later, so that not all come at once. Which part is
+/// the lease's that was not granted, so the same wish has the same answer.
+fn again_after(limit: &Limit, retry_after: Duration, id: Option<&LeaseId>) -> Duration {
+    let wait = retry_after.max(scarce(limit));
+    let part = id.map_or(0, LeaseId::part);
+    wait + wait / 10 + wait / 10 / 255 * u32::from(part)
+}
+
+/// `demand`: what a gateway spends that has told its name too, so that it can be advised.
 pub(crate) fn of(
     limited: &Limited,
     decision: &Decision,
     id: Option<LeaseId>,
     leasable: bool,
-    knows_itself: bool,
+    demand: Option<NonZeroU32>,
 ) -> Lease {
     let granted = decision.granted;
     let taken = granted > Cost::ZERO;
     let gateways = decision.gateways;
+    let retry_after = if demand.is_some() && decision.denied == Some(Reason::OverLimit) {
+        again_after(&limited.limit, decision.retry_after, id.as_ref())
+    } else {
+        decision.retry_after
+    };
+    let valid_for =
+        if taken { limited.algorithm.lend(VALID_FOR, decision.reset_after) } else { Duration::ZERO };
+    let spread_over = demand.map_or(Duration::ZERO, |demand| spread(&limited.limit, decision, demand));
     let share = limited.algorithm.share(&limited.limit, gateways, limited.cost);
     Lease {
         id: id.filter(|_| taken),
         granted,
-        valid_for: if taken {
-            limited.algorithm.lend(VALID_FOR, decision.reset_after)
-        } else {
-            Duration::ZERO
-        },
+        valid_for,
+        spread_over: spread_over.min(valid_for),
         limit: limited.limit.burst(),
         remaining: decision.remaining,
         denied: decision.denied.map(Denial::from),
-        retry_after: if knows_itself && decision.denied == Some(Reason::OverLimit) {
-            again_after(&limited.limit, decision.retry_after)
-        } else {
-            decision.retry_after
-        },
-        leasable: leasable && (!knows_itself || worthwhile(limited, gateways)),
+        retry_after,
+        leasable: leasable && (demand.is_none() || worthwhile(limited, gateways)),
         cost: limited.cost,
         fallback: Some(if limited.sensitive { Fallback::Deny } else { Fallback::Limit(share) }),
         degraded: decision.degraded,
@@ -106,6 +125,7 @@ pub(crate) fn unlimited(n: Cost) -> Lease {
         id: None,
         granted: n,
         valid_for: VALID_FOR,
+        spread_over: Duration::ZERO,
         limit: 0,
         remaining: 0,
         denied: None,
@@ -123,6 +143,8 @@ mod tests {
     use super::*;
     use crate::algorithm::ALL;
     use crate::limit::{Rate, Reason};
+    use crate::name::BucketName;
+    use std::collections::BTreeSet;
 
     fn limited(per_second: u64, burst: u64, cost: u64) -> Limited {
         let rate = Rate::new(per_second, Duration::from_secs(1)).unwrap();
@@ -168,6 +190,42 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_last_is_spread() {
+        let limited = limited(1000, 1000, 1);
+        let id = LeaseId::fresh(&BucketName::new("k", "c"));
+        for (granted, remaining, gateways, demand, spread) in [
+            // The share is 6, which is what a gateway spends in 60 ms if it spends 100 a second.
+            (6, 54, 10, 0, 0),
+            (6, 54, 10, 100, 0),
+            (6, 54, 10, 116, 0),
+            (6, 54, 10, 117, 60),
+            (6, 54, 10, 1_000_000, 60),
+            (1, 59, 10, 117, 60),
+            (60, 0, 1, 1_000, 0),
+            (59, 0, 1, 1_000, 60),
+            (1, 0, 1, 10, 0),
+            (1, 0, 50, 17, 60),
+            (0, 0, 10, 1_000, 0),
+        ] {
+            let decision = Decision {
+                denied: (granted == 0).then_some(Reason::OverLimit),
+                granted: Cost::new(granted),
+                remaining,
+                gateways,
+                ..Decision::blocked(Duration::from_secs(1))
+            };
+            let lease = of(&limited, &decision, Some(id.clone()), true, NonZeroU32::new(demand));
+            let told = (granted, remaining, gateways, demand);
+            assert_eq!(lease.spread_over, Duration::from_millis(spread), "{told:?}");
+        }
+        // Never longer than the lease.
+        for (count, burst, spread) in [(1000, 100, 25), (10, 10_000, 250)] {
+            let rate = Rate::new(count, Duration::from_secs(1)).unwrap();
+            assert_eq!(scarce(&Limit::new(rate, burst).unwrap()), Duration::from_millis(spread));
+        }
+    }
+
+    #[test]
     fn who_gets_nothing_waits_a_while_if_it_knows_itself() {
         let limited = limited(1000, 1000, 1);
         let decision = Decision {
@@ -176,10 +234,14 @@ mod tests {
             retry_after: Duration::from_millis(1),
             ..Decision::blocked(Duration::ZERO)
         };
-        let asked = |knows_itself| of(&limited, &decision, None, true, knows_itself);
-        assert_eq!(asked(false).retry_after, Duration::from_millis(1));
-        for _ in 0..100 {
-            let advised = asked(true);
+        let id = |seq| Some(LeaseId::of(&BucketName::new("k", "c"), "gw", seq));
+        let asked = |seq, demand| of(&limited, &decision, id(seq), true, NonZeroU32::new(demand));
+        assert_eq!(asked(1, 0).retry_after, Duration::from_millis(1));
+        let waits: BTreeSet<_> = (1..=100).map(|seq| asked(seq, 10).retry_after).collect();
+        assert!(waits.len() > 50, "not all at once: {waits:?}");
+        for seq in 1..=100 {
+            let advised = asked(seq, 10);
+            assert_eq!(advised, asked(seq, 10), "the same wish has the same answer");
             // Six hundredths of a second, and a tenth to a fifth of that.
             let bounds = Duration::from_millis(66)..=Duration::from_millis(72);
             assert!(bounds.contains(&advised.retry_after), "{advised:?}");

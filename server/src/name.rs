@@ -153,6 +153,15 @@ impl LeaseId {
         &self.text
     }
 
+    /// Of 256 parts one, the same for the same lease and as good as random among others.
+    #[must_use]
+    pub fn part(&self) -> u8 {
+        self.text
+            .get(self.text.len().saturating_sub(2)..)
+            .and_then(|last| u8::from_str_radix(last, 16).ok())
+            .unwrap_or(0)
+    }
+
     /// The bucket that the tokens came from.
     #[must_use]
     pub const fn bucket(&self) -> &BucketName {
@@ -254,6 +263,9 @@ mod tests {
         assert_eq!(LeaseId::parse(one.as_str()).as_ref(), Some(&one));
         assert_eq!((one.bucket(), &*one.class()), (&bucket, "search it"));
         let of_gateways = ["a", "b"].map(|gateway| [1, 2].map(|seq| LeaseId::of(&bucket, gateway, seq)));
+        let parts: std::collections::HashSet<_> =
+            (0..1000).map(|n| LeaseId::of(&bucket, "a", n).part()).collect();
+        assert!(parts.len() > 200, "{} of 256 parts", parts.len());
         let names: std::collections::HashSet<_> = of_gateways.iter().flatten().map(LeaseId::as_str).collect();
         assert_eq!(names.len(), 4);
         assert_eq!(LeaseId::of(&bucket, "a", 1), of_gateways[0][0]);

@@ -160,9 +160,8 @@ pub struct NewLease {
 pub struct Gateway {
     /// Instead of its name; below 2^53.
     pub hash: u64,
-    /// Does it get no more than its share of what there is? Then half of that is left, and the other half is for all
-    /// gateways alike.
-    pub shares: bool,
+    /// What it spends in a while, if it has told; then it gets no more than its share.
+    pub spends: Option<Cost>,
 }
 
 impl Gateway {
@@ -173,20 +172,20 @@ impl Gateway {
 
     /// The gateway of that name.
     #[must_use]
-    pub fn named(name: &str, shares: bool) -> Self {
+    pub fn named(name: &str, spends: Option<Cost>) -> Self {
         let hash = Sha256::digest(name);
         let hash = hash.iter().take(6).fold(0, |hash, byte| hash << 8 | u64::from(*byte));
-        Self { hash, shares }
+        Self { hash, spends }
     }
 
-    /// How much one of so many may take of what remains, if it wishes for that, or for less.
+    /// How much one of so many may take of what remains, if it wishes for that, or for less: half is left, and the other
+    /// half is for all alike; but where that would not last a while, all of it is.
     #[must_use]
     pub fn share(self, want: Want, remaining: u64, gateways: u32) -> Want {
-        if !self.shares {
-            return want;
-        }
-        let share = Cost::new(remaining / (2 * u64::from(gateways.max(1))));
-        Want { at_most: want.at_most.min(share.max(want.at_least)), ..want }
+        let Some(spends) = self.spends else { return want };
+        let gateways = u64::from(gateways.max(1));
+        let share = (remaining / (2 * gateways)).max(spends.get().min(remaining / gateways));
+        Want { at_most: want.at_most.min(Cost::new(share).max(want.at_least)), ..want }
     }
 }
 
@@ -248,6 +247,8 @@ pub struct Lease {
     pub granted: Cost,
     /// How long they may be spent.
     pub valid_for: Duration,
+    /// They are to be spent evenly over this long; zero: at once, if need be.
+    pub spread_over: Duration,
     /// What a full bucket holds.
     pub limit: u64,
     /// Whole tokens left.

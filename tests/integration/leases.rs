@@ -3,6 +3,7 @@
 use super::{CLASSES, HOUR};
 use crate::support::calls::{Backing, Caller, allowed, backings, denied, is_just_below, span};
 use crate::support::eventually;
+use std::time::Duration;
 use tollgate_proto::v1::{BorrowRequest, BorrowResponse, Reason, ReturnRequest};
 use tollgate_server::clock::instant;
 
@@ -235,12 +236,19 @@ async fn gateways_are_counted_and_told_their_share() {
             "{share:?}"
         );
         // Half of what there is is left, and the rest is for all alike.
-        let much = from("a", 1000, 1_000_000).await;
+        let much = from("a", 1000, 2_000).await;
         assert!(much.granted > 0 && much.granted <= 125, "{backing}: {much:?}");
+        assert_eq!(much.spread_over, None, "{backing}: {much:?}");
+        // Where that would not last until 6 % of the burst have flowed in, all of it is, and is to last so long.
+        let more = from("a", 1000, 1_000_000).await;
+        assert!(more.granted > 125 && more.granted <= 250, "{backing}: {more:?}");
+        assert_eq!(span(more.spread_over), Duration::from_millis(60), "{backing}: {more:?}");
         // What it spends in a quarter of a second.
-        assert_eq!(from("b", 1000, 40).await.granted, 10, "{backing}");
+        let little = from("b", 1000, 40).await;
+        assert_eq!((little.granted, little.spread_over), (10, None), "{backing}");
         // Who does not tell its name is not counted, and gets what it wishes.
         let by_hand = caller.borrow(wish("alice", "read", 200)).await;
         assert_eq!((by_hand.granted, by_hand.gateways), (200, 0), "{backing}");
+        assert_eq!(by_hand.spread_over, None, "{backing}");
     }
 }

@@ -110,7 +110,7 @@ impl From<Lease> for v1::BorrowResponse {
             lease_id: lease.id.map(|id| id.as_str().to_owned()).unwrap_or_default(),
             granted: tokens(lease.granted),
             valid_for: span(lease.valid_for).filter(|_| lease.granted > Cost::ZERO),
-            spread_over: None,
+            spread_over: span(lease.spread_over).filter(|_| lease.spread_over > Duration::ZERO),
             limit: lease.limit,
             remaining: lease.remaining,
             retry_after: lease.denied.and_then(|_| span(lease.retry_after)),

@@ -14,7 +14,7 @@
 --            window, base, cap }, ... }
 --   calls    one flat list; of each call how many hits it has, or 0 for a settlement, and then
 --            of each hit: ask, bucket, block, strikes, lease; 0 for a place that is not needed; and of one whose
---            gateway is counted: where, and its hash. counted is 0, or 1, or 2 if it gets its share and no more
+--            gateway is counted: where, and its hash. counted is 0, or 1, or 2 + what it spends in a while, which gets its share and no more
 --            of a settlement: ask, unused, lease, bucket
 -- Answer, msgpack: { now, rows, errors }
 --   rows     one flat list; of each hit a code and
@@ -249,9 +249,10 @@ local function judge(hit, ask)
   if ends_at > now then return BLOCKED, 0, 0, ends_at - now end
   local state = state_of(calls[hit + 1], ask)
   local at_most = ask.at_most
-  if ask.counted == 2 then
+  if ask.counted > 1 then
     local _, _, remaining = ask.decide(ask.limit, state, now, 0, 0)
-    local share = (remaining - remaining % (2 * gateways)) / (2 * gateways)
+    local half, all = math.floor(remaining / (2 * gateways)), math.floor(remaining / gateways)
+    local share = math.max(half, math.min(ask.counted - 2, all))
     at_most = math.min(at_most, math.max(share, ask.at_least))
   end
   local denied, granted, remaining, retry_after, reset_after, wait =

@@ -230,7 +230,7 @@ impl Shard {
             return Decision::blocked(record.blocked_until.since(now));
         }
         let want = match hit.lease.as_ref().and_then(|lease| lease.gateway) {
-            Some(gateway) if gateway.shares => {
+            Some(gateway) if gateway.spends.is_some() => {
                 gateway.share(hit.want, self.peek(hit, now).remaining, gateways)
             }
             _ => hit.want,

@@ -237,7 +237,7 @@ impl<'c> Batch<'c> {
                 hit.want.at_most.get(),
                 strikes.map_or(0, |strikes| strikes.reported.into()),
                 strikes.is_some_and(|strikes| strikes.on_denial).into(),
-                gateway.map_or(0, |gateway| 1 + u64::from(gateway.shares)),
+                gateway.map_or(0, |gateway| gateway.spends.map_or(1, |spends| 2 + spends.get())),
                 hit.lease.as_ref().map_or(0, |lease| micros(lease.valid_for).max(1)),
                 hit.shadow.into(),
                 hit.quota.into(),
