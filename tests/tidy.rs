@@ -24,6 +24,18 @@ const ROOMS: &[&[&str]] = &[
     &["main", "ask", "banner", "check"],
 ];
 
+/// Those of the client.
+const CLIENT_ROOMS: &[&[&str]] = &[
+    &["clock", "verdict"],
+    &["leases", "headers"],
+    &["error", "fallback"],
+    &["service", "keys"],
+    &["shared"],
+    &["keeper"],
+    &["client"],
+    &["layer"],
+];
+
 /// The rooms that decide: functions of their arguments, and nothing else.
 const PURE: &[&str] = &["algorithm", "penalty", "limit"];
 
@@ -47,8 +59,17 @@ const RULES: &[Rule] = &[
         name: "a room of the server uses only rooms below it",
         why: "main -> app -> grpc, http -> engine -> lease -> store -> rules -> algorithm, penalty -> limit. \
               An arrow back would make two rooms into one that nobody can change alone",
-        look: uses_only_rooms_below,
+        look: |source, _| source.room().map_or(vec![], |room| looks_up(source, room, ROOMS)),
         example: ("server/src/rules/file.rs", "use crate::{\n    limit::Limit,\n    engine::Engine,\n};"),
+    },
+    Rule {
+        name: "a room of the client uses only rooms below it",
+        why: "layer -> headers, client -> keeper -> shared -> service, keys -> leases, fallback -> verdict, clock. \
+              Leases and fallbacks know no network, so that a simulator can drive them",
+        look: |source, _| {
+            source.room_in("client").map_or(vec![], |room| looks_up(source, room, CLIENT_ROOMS))
+        },
+        example: ("client/src/leases/books.rs", "use crate::shared::Shared;"),
     },
     Rule {
         name: "wire types stay in grpc/ and http/",
@@ -172,8 +193,13 @@ fn every_rule_catches_its_example() {
 fn every_room_has_its_place() {
     // A room that is in the list and not in the sources yet is no harm, the other way round is.
     for source in sources() {
-        if let Some(room) = source.room() {
-            assert!(place(room).is_some(), "{}: where does it stand? Put {room:?} in ROOMS", source.path);
+        for (house, rooms) in [("server", ROOMS), ("client", CLIENT_ROOMS)] {
+            let Some(room) = source.room_in(house) else { continue };
+            assert!(
+                place(rooms, room).is_some(),
+                "{}: where does it stand? Put {room:?} in ROOMS",
+                source.path
+            );
         }
     }
 }
@@ -189,17 +215,16 @@ fn breaches(rule: &Rule, sources: &[Source]) -> Vec<String> {
     sources.iter().flat_map(look).collect()
 }
 
-fn uses_only_rooms_below(source: &Source, _: &[Source]) -> Findings {
-    let Some(room) = source.room() else { return vec![] };
+fn looks_up(source: &Source, room: &str, rooms: &[&[&str]]) -> Findings {
     let code = source.code().map(|(_, line)| line).collect::<Vec<_>>().join("\n");
-    let is_below = |other: &str| place(other).is_none_or(|other| Some(other) < place(room));
+    let is_below = |other: &str| place(rooms, other).is_none_or(|other| Some(other) < place(rooms, room));
     let is_wrong = |used: &(usize, String)| used.1 != room && !is_below(&used.1);
     let used = rooms_used(&code).into_iter().filter(is_wrong);
     used.map(|(line, other)| (line, format!("{room} uses {other}"))).collect()
 }
 
-fn place(room: &str) -> Option<usize> {
-    ROOMS.iter().position(|line| line.contains(&room))
+fn place(rooms: &[&[&str]], room: &str) -> Option<usize> {
+    rooms.iter().position(|line| line.contains(&room))
 }
 
 /// What stands after each `crate::`, one by one or in braces, and its line.
@@ -298,7 +323,11 @@ impl Source {
 
     /// The part of the server that it belongs to: `rules` for `server/src/rules/file.rs`.
     fn room(&self) -> Option<&str> {
-        let path = self.path.strip_prefix("server/src/")?.strip_suffix(".rs")?;
+        self.room_in("server")
+    }
+
+    fn room_in(&self, house: &str) -> Option<&str> {
+        let path = self.path.strip_prefix(house)?.strip_prefix("/src/")?.strip_suffix(".rs")?;
         let room = path.split('/').next()?;
         (room != "lib" && !self.is_test).then_some(room)
     }
