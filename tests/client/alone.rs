@@ -1,6 +1,7 @@
 //! Life without the service: gone in the middle, at the start, coming and going, and answers that are lost.
 
 use super::{CLASSES, decide, decide_many, serve, warm};
+use crate::support::calls::{answer, backings};
 use crate::support::relay::{Mode, Relay};
 use crate::support::{DEADLINE, Tollgate, eventually};
 use std::time::Duration;
@@ -132,6 +133,45 @@ async fn a_wish_whose_answer_was_lost_is_sent_again_as_it_was() {
     let wishes = of_it();
     // Within a second it is the same one. On a busy machine it may be over by then, and then it is a new one.
     assert!(wishes[0] == wishes[1] || wishes[0].seq < wishes[1].seq, "{wishes:?}");
+}
+
+/// On every store: what was granted and not heard of is neither lost nor paid twice.
+#[tokio::test]
+async fn a_wish_whose_answer_was_lost_is_paid_once() {
+    for backing in backings().await {
+        let (_server, caller) = backing.serve("  read: { rate: 1/d, burst: 2000 }\n").await;
+        let relay = Relay::to(caller.clone()).await;
+        let mut tried = 0;
+        eventually("a lease that lasts until it is heard of", async || {
+            tried += 1;
+            let key = format!("lost {tried}");
+            let client = Client::builder(relay.url()).deadline(Duration::from_millis(100)).build().unwrap();
+            let wishes = || relay.borrows().into_iter().filter(|wish| wish.key == key).collect::<Vec<_>>();
+            let mut spent = decide_many(&client, &key, "read", 100).await;
+            let before = wishes().len();
+            relay.set(Mode::LoseReplies);
+            // What is at hand is spent; the next wish is sent before it all is.
+            while client.check(&key, "read").is_some_and(|verdict| verdict.allowed()) {
+                spent += 1;
+            }
+            let lost = eventually("a wish", async || wishes().get(before).cloned()).await;
+            relay.set(Mode::Pass);
+            let again = eventually("another wish", async || {
+                let verdict = decide(&client, &key, "read").await;
+                spent += u64::from(verdict.allowed() && !verdict.degraded);
+                wishes().get(before + 1).cloned()
+            })
+            .await;
+            answer(client.shutdown()).await;
+            if lost != again {
+                // On a busy machine the lost one was over.
+                return None;
+            }
+            let left = caller.remaining(&key, "read").await;
+            (spent + left == 2000).then_some(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
