@@ -1,5 +1,6 @@
 //! Redis in several servers: a cluster, and a primary under a sentinel; and Redis by TLS.
 
+mod failover;
 mod locked;
 
 use crate::stores::{Ask, START, Tested, config, kinds_and_clusters, left, named, once, open};
@@ -164,45 +165,6 @@ async fn migrate(cluster: &Cluster, key: &str, _round: usize) {
 
 fn from<T: deadpool_redis::redis::FromRedisValue>(value: &Value) -> T {
     deadpool_redis::redis::from_redis_value(value.clone()).unwrap()
-}
-
-/// A node that stands still holds up its own calls, and no others.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_stalls_holds_up_its_own_keys_only() {
-    for engine in engines() {
-        let mut cluster = Cluster::start(engine, false).await;
-        let classes = "classes: { read: { rate: 1/h, burst: 100000 } }";
-        let text = format!("store: {{ url: \"{}\", deadline: 2s }}\n{classes}", cluster.url());
-        let server = Tollgate::start(&text).await;
-        let caller = server.serving().await;
-        let mut by_node: Vec<Vec<String>> = vec![Vec::new(); 3];
-        for n in 0..60 {
-            let key = format!("key{n}");
-            for (node, keys) in cluster.nodes.iter().zip(&mut by_node) {
-                if node.try_command(&["EXISTS", &format!("rl:{{{key}}}:read")]).await.is_ok() {
-                    keys.push(key.clone());
-                }
-            }
-        }
-        assert!(by_node.iter().all(|keys| keys.len() > 5), "{by_node:?}");
-        for key in by_node.iter().flatten() {
-            assert!(!caller.ask(key, "read", None).await.degraded);
-        }
-        cluster.nodes[1].stop();
-        let calls = by_node.iter().enumerate().flat_map(|(node, keys)| {
-            keys.iter().map(|key| (node, key.clone(), caller.clone())).collect::<Vec<_>>()
-        });
-        let calls =
-            calls.map(async |(node, key, caller)| (node, caller.ask(&key, "read", None).await.degraded));
-        for (node, degraded) in futures_util::future::join_all(calls).await {
-            assert_eq!(degraded, node == 1, "{engine:?}: node {node}");
-        }
-        cluster.nodes[1].cont();
-        eventually("the node is back", async || {
-            (!caller.ask(&by_node[1][0], "read", 0).await.degraded).then_some(())
-        })
-        .await;
-    }
 }
 
 /// A primary of a cluster dies; its replica takes over, and until then its keys are decided here.

@@ -60,6 +60,11 @@ impl Cluster {
                     &bus,
                     "--cluster-node-timeout",
                     "1500",
+                    // A node that is lost takes its own slots away and no others.
+                    "--cluster-require-full-coverage",
+                    "no",
+                    "--repl-diskless-sync-delay",
+                    "0",
                 ];
                 Redis::start_with(engine, port, folder, &more).await
             });
@@ -75,12 +80,30 @@ impl Cluster {
             })
             .await;
         }
+        for node in cluster.nodes.iter().skip(3) {
+            eventually("the replica follows, or else it would not take over", async || {
+                let told: String =
+                    from_redis_value(node.try_command(&["INFO", "replication"]).await.ok()?).ok()?;
+                told.contains("master_link_status:up").then_some(())
+            })
+            .await;
+        }
         Some(cluster)
     }
 
     pub(crate) fn url(&self) -> String {
         let hosts: Vec<_> = self.nodes.iter().map(|node| node.url().replace("redis://", "")).collect();
         format!("redis-cluster://{}", hosts.join(","))
+    }
+
+    /// Which of the primaries has the bucket of that key and class.
+    pub(crate) async fn owner(&self, key: &str, class: &str) -> usize {
+        for (place, node) in self.nodes.iter().take(3).enumerate() {
+            if node.try_command(&["EXISTS", &format!("rl:{{{key}}}:{class}")]).await.is_ok() {
+                return place;
+            }
+        }
+        panic!("nobody has {key}");
     }
 
     /// All its keys, in order.
@@ -142,7 +165,8 @@ impl Watched {
         format!("redis-sentinel://127.0.0.1:{}/main", self.port)
     }
 
-    async fn sentinel(&self, words: &[&str]) -> Option<Value> {
+    /// Says a command to the sentinel.
+    pub(crate) async fn sentinel(&self, words: &[&str]) -> Option<Value> {
         let client = deadpool_redis::redis::Client::open(format!("redis://127.0.0.1:{}", self.port)).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.ok()?;
         let mut command = deadpool_redis::redis::Cmd::new();

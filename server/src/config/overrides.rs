@@ -62,6 +62,10 @@ pub struct Overrides {
     #[arg(long, value_name = "FILE", env = "TOLLGATE_STORE_PASSWORD_FILE")]
     store_password_file: Option<PathBuf>,
 
+    /// A file with the password of its sentinels, in place of the URL's [default: none]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_STORE_SENTINEL_PASSWORD_FILE")]
+    store_sentinel_password_file: Option<PathBuf>,
+
     /// The authority that has signed the certificate of a Redis by TLS, in PEM [default: the system's]
     #[arg(long, value_name = "FILE", env = "TOLLGATE_STORE_TLS_CA")]
     store_tls_ca: Option<PathBuf>,
@@ -119,6 +123,7 @@ impl Overrides {
         }
         for (setting, path) in [
             (&mut store.password_file, &self.store_password_file),
+            (&mut store.sentinel_password_file, &self.store_sentinel_password_file),
             (&mut store.tls.ca, &self.store_tls_ca),
             (&mut store.tls.cert, &self.store_tls_cert),
             (&mut store.tls.key, &self.store_tls_key),

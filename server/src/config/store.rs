@@ -16,6 +16,8 @@ pub struct StoreConfig {
     pub url: StoreUrl,
     /// The password of Redis, in place of the URL's.
     pub password_file: Option<PathBuf>,
+    /// The password of its sentinels, in place of the URL's.
+    pub sentinel_password_file: Option<PathBuf>,
     /// For a Redis that is asked by TLS.
     pub tls: StoreTls,
     /// What every key in Redis begins with.
@@ -48,6 +50,7 @@ impl Default for StoreConfig {
         Self {
             url: StoreUrl::Memory,
             password_file: None,
+            sentinel_password_file: None,
             tls: StoreTls::default(),
             prefix: "rl".to_owned(),
             deadline: Duration::from_millis(25),
@@ -64,6 +67,7 @@ impl Default for StoreConfig {
 pub(super) struct StoreMapping {
     url: Given<Scalar>,
     password_file: Given<Text>,
+    sentinel_password_file: Given<Text>,
     tls: Given<TlsSettings>,
     prefix: Given<Scalar>,
     deadline: Given<Scalar>,
@@ -151,6 +155,8 @@ pub(super) fn store(given: &Given<StoreSettings>, folder: &Path, report: &mut Re
             let mut at = report.section("store", given.place());
             set(&mut store.url, at.get("url", &settings.url, setting::store));
             store.password_file = at.get("password_file", &settings.password_file, file);
+            store.sentinel_password_file =
+                at.get("sentinel_password_file", &settings.sentinel_password_file, file);
             if let Some(tls) = settings.tls.value() {
                 let mut at = at.section("tls", settings.tls.place());
                 store.tls.ca = at.get("ca", &tls.ca, file);

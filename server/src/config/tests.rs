@@ -59,6 +59,7 @@ fn what_is_said_holds() {
     let store = StoreConfig {
         url: StoreUrl::new("redis://cache/1").unwrap(),
         password_file: None,
+        sentinel_password_file: None,
         tls: StoreTls::default(),
         prefix: "a:é".to_owned(),
         deadline: Duration::from_millis(1500),
@@ -271,6 +272,7 @@ fn overrides_beat_the_file() {
     let store = StoreConfig {
         url: StoreUrl::new("redis://:hunter2@cache").unwrap(),
         password_file: Some("pw".into()),
+        sentinel_password_file: None,
         tls: StoreTls { ca: Some("ca".into()), cert: Some("cert".into()), key: Some("key".into()) },
         prefix: "123".to_owned(),
         deadline: Duration::from_millis(5),

@@ -1,6 +1,7 @@
 //! Where the store is, without ever saying how it is unlocked.
 
-use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisResult};
+use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
+use percent_encoding::percent_decode_str;
 use std::fmt;
 
 /// The URLs of a Redis, for messages.
@@ -78,13 +79,17 @@ impl StoreUrl {
             "cluster" => (Topology::Cluster, tail.to_owned()),
             _ => (Topology::Single, tail.to_owned()),
         };
+        let (tail, sentinels) = match topology {
+            Topology::Sentinel { .. } => of_sentinels(&tail),
+            _ => (tail, Login::default()),
+        };
         let at = if user.is_empty() { "" } else { "@" };
         let mut nodes = Vec::new();
         for host in hosts {
             let port =
                 if matches!(topology, Topology::Sentinel { .. }) && !has_port(host) { ":26379" } else { "" };
             let url = format!("{plain}://{user}{at}{host}{port}{tail}");
-            let info = with_database(&topology, &url).map_err(|error| {
+            let info = url.into_connection_info().map_err(|error| {
                 // Only the part that never quotes the URL: what follows may be a piece of it.
                 invalid(error.to_string().split(" - ").next().unwrap_or_default())
             })?;
@@ -94,7 +99,7 @@ impl StoreUrl {
             nodes.push(info);
         }
         let shown = shown(scheme, &topology, &nodes);
-        Ok(Self::Redis(RedisUrl { topology, nodes, shown }))
+        Ok(Self::Redis(RedisUrl { topology, nodes, sentinels, shown }))
     }
 }
 
@@ -103,14 +108,29 @@ fn has_port(host: &str) -> bool {
     host.rsplit(']').next().is_some_and(|rest| rest.contains(':'))
 }
 
-/// Of sentinels the path is the primary's name, so the database is in the query.
-fn with_database(topology: &Topology, url: &str) -> RedisResult<ConnectionInfo> {
-    let Topology::Sentinel { .. } = topology else { return url.into_connection_info() };
-    let (url, query) = url.split_once('?').map_or((url, ""), |(url, query)| (url, query));
-    let (db, others): (Vec<&str>, Vec<&str>) =
-        query.split('&').filter(|part| !part.is_empty()).partition(|part| part.starts_with("db="));
-    let db = db.first().map_or("0", |db| db.trim_start_matches("db="));
-    format!("{url}/{db}?{}", others.join("&")).into_connection_info()
+/// The query of sentinels says two things more than that of a Redis: the database, since the path is the primary's name,
+/// and as who sentinels are asked. The rest of the primary's URL, and that.
+fn of_sentinels(query: &str) -> (String, Login) {
+    let (mut db, mut login, mut others) = ("0", Login::default(), Vec::new());
+    let decoded = |text: &str| Some(percent_decode_str(text).decode_utf8_lossy().into_owned());
+    for part in query.trim_start_matches('?').split('&').filter(|part| !part.is_empty()) {
+        match part.split_once('=') {
+            Some(("db", number)) => db = number,
+            Some(("sentinel_user", user)) => login.user = decoded(user),
+            Some(("sentinel_pass", password)) => login.password = decoded(password),
+            _ => others.push(part),
+        }
+    }
+    (format!("/{db}?{}", others.join("&")), login)
+}
+
+/// As who somebody is asked.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Login {
+    /// By which name, if not by the default one.
+    pub user: Option<String>,
+    /// If one is needed.
+    pub password: Option<String>,
 }
 
 impl fmt::Display for StoreUrl {
@@ -141,6 +161,7 @@ pub enum Topology {
 pub struct RedisUrl {
     topology: Topology,
     nodes: Vec<ConnectionInfo>,
+    sentinels: Login,
     shown: String,
 }
 
@@ -163,6 +184,19 @@ impl RedisUrl {
         &self.nodes
     }
 
+    /// As who sentinels are asked: to connect, never to print.
+    #[must_use]
+    pub fn reveal_sentinels(&self) -> &Login {
+        &self.sentinels
+    }
+
+    /// With this password of the sentinels in place of its own.
+    #[must_use]
+    pub fn with_sentinel_password(mut self, password: &str) -> Self {
+        self.sentinels.password = Some(password.to_owned());
+        self
+    }
+
     /// With this password in place of its own.
     #[must_use]
     pub fn with_password(mut self, password: &str) -> Self {
@@ -182,7 +216,10 @@ impl PartialEq for RedisUrl {
                 .map(|node| format!("{:?}", (node.addr(), node.redis_settings())))
                 .collect::<Vec<_>>()
         };
-        self.topology == other.topology && self.shown == other.shown && said(self) == said(other)
+        self.topology == other.topology
+            && self.sentinels == other.sentinels
+            && self.shown == other.shown
+            && said(self) == said(other)
     }
 }
 
@@ -274,6 +311,10 @@ mod tests {
                 "redis-sentinel://me:hunter2@a,b:7,[::1]/main?db=3",
                 "redis-sentinel://***@a:26379,b:7,[::1]:26379/main?db=3",
             ),
+            (
+                "redis-sentinel://a/main?sentinel_user=watch&sentinel_pass=hunter2&db=1",
+                "redis-sentinel://a:26379/main?db=1",
+            ),
             ("rediss+sentinel://a/main", "rediss+sentinel://a:26379/main?db=0"),
             ("redis-cluster://:hunter2@a:1,b:2", "redis-cluster://***@a:1,b:2"),
             ("valkeys-cluster://a", "valkeys-cluster://a:6379"),
@@ -282,7 +323,8 @@ mod tests {
             assert_eq!(parsed.to_string(), shown);
             assert!(!format!("{parsed:?}").contains("hunter2"));
             if let StoreUrl::Redis(parsed) = parsed {
-                let secret = parsed.reveal().iter().all(|node| node.redis_settings().password().is_some());
+                let secret = parsed.reveal().iter().all(|node| node.redis_settings().password().is_some())
+                    || parsed.reveal_sentinels().password.is_some();
                 assert_eq!(secret, url.contains("hunter2") && !url.contains("://hunter2"), "{url}");
                 let other = parsed.with_password("another");
                 assert!(
@@ -290,6 +332,23 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn sentinels_are_asked_as_somebody_else() {
+        let StoreUrl::Redis(url) =
+            StoreUrl::new("redis-sentinel://me:mine@a/b?db=2&sentinel_user=w%40tch&sentinel_pass=a%26b")
+                .unwrap()
+        else {
+            panic!("no Redis")
+        };
+        let login = url.reveal_sentinels().clone();
+        assert_eq!((login.user.as_deref(), login.password.as_deref()), (Some("w@tch"), Some("a&b")));
+        let settings = url.reveal()[0].redis_settings();
+        assert_eq!((settings.username(), settings.password(), settings.db()), (Some("me"), Some("mine"), 2));
+        let other = url.clone().with_sentinel_password("c");
+        assert_eq!(other.reveal_sentinels().password.as_deref(), Some("c"));
+        assert_ne!(url, other);
     }
 
     #[test]
@@ -309,6 +368,7 @@ mod tests {
             ("redis-sentinel://me:hunter2@a/", "(no name of a primary"),
             ("redis-sentinel://me:hunter2@a/b/c", "(no name of a primary"),
             ("redis-sentinel://me:hunter2@a/b?db=hunter2", "(Invalid database number)"),
+            ("redis-sentinel://a/b?sentinel_pass=hunter2&db=hunter2", "(Invalid database number)"),
             ("redis-sentinel://me:hunter2@a,,b/c", "redis-sentinel:// URL"),
             ("redis-cluster://me:hunter2@a,b:x", "redis-cluster:// URL"),
             ("redis-cluster://me:hunter2@a/1", "(a cluster has one database, 0)"),

@@ -12,6 +12,7 @@ mod apart;
 // Public for what measures packing.
 #[doc(hidden)]
 pub mod batch;
+mod cluster;
 mod connections;
 mod denials;
 mod lane;
@@ -50,7 +51,10 @@ const MOST_BYTES: u64 = 1 << 20;
 const IN_FLIGHT: usize = 4096;
 
 /// Keys in several slots of a cluster, for a heartbeat that is not answered where instances are counted.
-const ELSEWHERE: [&str; 3] = ["{a}", "{b}", "{c}"];
+const ELSEWHERE: [&str; 3] = ["a", "b", "c"];
+
+/// What stands in the braces of the channel on which instances are counted.
+const INSTANCES: &str = "instances";
 
 /// Keeps everything in Redis.
 pub struct Redis {
@@ -90,7 +94,7 @@ impl Redis {
     /// The URL can not be used.
     pub fn connect(url: &RedisUrl, config: &StoreConfig, clock: &Clock) -> Result<Self, StoreError> {
         let unusable = |error: RedisError| StoreError::Unreachable(error.to_string());
-        let (url, certificates) = (with_password(url, config)?, certificates(config)?);
+        let (url, certificates) = (with_passwords(url, config)?, certificates(config)?);
         let way = || Way::to(&url, &certificates, config.deadline).map_err(unusable);
         let connections = way()?.pool(config)?;
 
@@ -198,7 +202,7 @@ impl Redis {
         mut connection: Held,
         generation: u64,
     ) -> Result<u32, StoreError> {
-        let mut told = self.beat_at("{instances}", &mut connection).await;
+        let mut told = self.beat_at(INSTANCES, &mut connection).await;
         if connection.is_cluster() {
             // Who counts may be the one that is gone; then it is not known how many there are.
             for elsewhere in ELSEWHERE {
@@ -223,12 +227,18 @@ impl Redis {
     async fn beat_at(&self, place: &str, connection: &mut Held) -> Result<u32, StoreError> {
         let prefix = &self.road.prefix;
         let mut beat = HEARTBEAT.by_hash(3, 128);
-        beat.arg(1).arg(format!("{prefix}:probe:{place}")).arg(channel(prefix));
-        match timeout(self.road.deadline, script::call(&HEARTBEAT, &beat, connection)).await {
+        beat.arg(1).arg(format!("{prefix}:probe:{{{place}}}")).arg(channel(prefix));
+        let (slot, asked) = (cluster::slot(place), instant());
+        match timeout(self.road.deadline, script::call(&HEARTBEAT, slot, &beat, connection)).await {
             Ok(Ok(instances)) => Ok(instances),
-            Ok(Err(error)) if error.code().is_some() => Err(StoreError::Failed(error.to_string())),
-            Ok(Err(error)) => Err(lost(&error)),
-            Err(_) => Err(StoreError::Timeout(self.road.deadline)),
+            Ok(Err(error)) => Err(refused(&error).unwrap_or_else(|| {
+                connection.doubt(slot, asked);
+                lost(&error)
+            })),
+            Err(_) => {
+                connection.doubt(slot, asked);
+                Err(StoreError::Timeout(self.road.deadline))
+            }
         }
     }
 }
@@ -239,12 +249,23 @@ impl Drop for Redis {
     }
 }
 
-fn with_password(url: &RedisUrl, config: &StoreConfig) -> Result<RedisUrl, StoreError> {
-    let Some(path) = &config.password_file else { return Ok(url.clone()) };
-    let password = String::from_utf8(read("password_file", path)?);
+/// With the passwords that are in files.
+fn with_passwords(url: &RedisUrl, config: &StoreConfig) -> Result<RedisUrl, StoreError> {
+    let mut url = url.clone();
+    if let Some(path) = &config.password_file {
+        url = url.with_password(&password("password_file", path)?);
+    }
+    if let Some(path) = &config.sentinel_password_file {
+        url = url.with_sentinel_password(&password("sentinel_password_file", path)?);
+    }
+    Ok(url)
+}
+
+fn password(setting: &str, path: &Path) -> Result<String, StoreError> {
+    let password = String::from_utf8(read(setting, path)?);
     let password =
-        password.map_err(|_| StoreError::Failed(format!("password_file: {}: no text", path.display())))?;
-    Ok(url.clone().with_password(password.trim_end_matches(['\r', '\n'])))
+        password.map_err(|_| StoreError::Failed(format!("{setting}: {}: no text", path.display())))?;
+    Ok(password.trim_end_matches(['\r', '\n']).to_owned())
 }
 
 fn certificates(config: &StoreConfig) -> Result<TlsCertificates, StoreError> {
@@ -271,12 +292,19 @@ fn read(setting: &str, path: &Path) -> Result<Vec<u8>, StoreError> {
 
 /// Where instances listen that share these keys. The braces are for clusters: it is where heartbeats are.
 fn channel(prefix: &str) -> String {
-    format!("{prefix}:{{instances}}")
+    format!("{prefix}:{{{INSTANCES}}}")
 }
 
-/// Is that what a replica says?
+/// Is that what a replica says? Then nothing was done.
 fn is_demoted(error: &StoreError) -> bool {
-    matches!(error, StoreError::Failed(why) if why.contains("READONLY"))
+    matches!(error, StoreError::Failed(why) if why.contains("READONLY") || why.contains("MASTERDOWN"))
+}
+
+/// An error that Redis answered, in its own words.
+fn refused(error: &RedisError) -> Option<StoreError> {
+    let code = error.code()?;
+    let told = error.detail().map_or_else(|| code.to_owned(), |detail| format!("{code} {detail}"));
+    Some(StoreError::Failed(told))
 }
 
 fn lost(error: &RedisError) -> StoreError {

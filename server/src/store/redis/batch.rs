@@ -1,6 +1,7 @@
 //! Many calls as one script call: what they have in common is said once. The layout is told at the top of
 //! `decide.lua`.
 
+use super::cluster;
 use super::script::DECIDE;
 use crate::algorithm::Algorithm;
 use crate::limit::{Cost, Decision, Limit, Reason, Timestamp, Words, micros};
@@ -8,7 +9,6 @@ use crate::name::BucketName;
 use crate::penalty::Penalty;
 use crate::request::{Charge, Hit, Settlement};
 use crate::store::StoreError;
-use crc16::{State, XMODEM};
 use deadpool_redis::redis::{Cmd, RedisWrite, ToRedisArgs};
 use indexmap::IndexSet;
 use std::io::Write as _;
@@ -17,9 +17,6 @@ use std::time::Duration;
 /// Milliseconds that keys outlive their use when tests move the clock: real time must not end what that
 /// clock still needs.
 const LINGER: u64 = 3_600_000;
-
-/// Of a cluster.
-const SLOTS: u16 = 16_384;
 
 /// How many words a state has.
 const WORDS: u64 = 5;
@@ -87,7 +84,7 @@ pub(super) fn in_one_slot(hits: &[Hit]) -> bool {
 /// The slot of a cluster that a bucket is in, and all else about its key: that of what stands in braces.
 fn slot(bucket: &BucketName) -> u16 {
     let key = bucket.subject().trim_start_matches('{').trim_end_matches('}');
-    State::<XMODEM>::calculate(key.as_bytes()) % SLOTS
+    cluster::slot(key)
 }
 
 /// The script call for these calls.

@@ -1,25 +1,23 @@
 //! The ways to Redis: one server, the primary that sentinels name, or a cluster. Above this nobody tells them apart,
 //! but for what a cluster can not do in one step.
 //!
-//! The pools of deadpool-redis can not be told how often a cluster is asked again, and the default would charge a call
-//! twice whose answer was lost. So the pool is deadpool's, and what it makes is made here.
+//! The pools of deadpool-redis can not be given certificates, nor can a cluster be asked through them as
+//! [`cluster`](super::cluster) does. So the pool is deadpool's, and what it makes is made here.
 
+use super::cluster::Cluster;
 use crate::config::{RedisUrl, StoreConfig, Topology};
 use crate::store::StoreError;
 use deadpool::managed::{Manager, Metrics, Object, Pool, RecycleResult};
 use deadpool_redis::Runtime;
-use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::cluster::ClusterClient;
-use deadpool_redis::redis::cluster_async::ClusterConnection;
-use deadpool_redis::redis::cluster_routing::SingleNodeRoutingInfo;
+use deadpool_redis::redis::aio::{ConnectionLike as _, MultiplexedConnection};
 use deadpool_redis::redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use deadpool_redis::redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, ProtocolVersion, RedisError, RedisFuture,
-    RedisResult, ServerErrorKind, TlsCertificates, TlsMode, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, RedisResult, TlsCertificates,
+    TlsMode, Value,
 };
 use std::time::Duration;
 use tokio::sync::Mutex;
-use tokio::time::sleep;
+use tokio::time::Instant;
 
 pub(super) type Connections = Pool<Way>;
 pub(super) type Held = Object<Way>;
@@ -28,23 +26,21 @@ pub(super) type Held = Object<Way>;
 /// wait for it.
 const FINDING: Duration = Duration::from_secs(2);
 
-/// Between two tries where a cluster changes.
-const CHANGING: Duration = Duration::from_millis(5);
-/// How often a refused command is sent again. It ends sooner: with the store's deadline.
-const TRIES: usize = 16;
+/// How often a command is sent that a cluster refuses. It ends sooner: with the store's deadline.
+pub(super) const TRIES: usize = 16;
 
 /// How connections are made.
 pub(super) enum Way {
     One(Client, AsyncConnectionConfig),
     Sentinel(Mutex<SentinelClient>, AsyncConnectionConfig),
-    Cluster(ClusterClient),
+    Cluster(Cluster),
 }
 
 /// To one server, or to all of a cluster. Clones share it.
 #[derive(Clone)]
 pub(super) enum Connection {
     One(MultiplexedConnection),
-    Cluster(ClusterConnection),
+    Cluster(Cluster),
 }
 
 impl Way {
@@ -60,7 +56,12 @@ impl Way {
             .set_response_timeout(Some(deadline));
         let nodes = url.reveal();
         match url.topology() {
-            Topology::Single => Ok(Self::One(single(url, certificates)?, timeouts)),
+            Topology::Single => {
+                let server = nodes.first().cloned();
+                let server =
+                    server.ok_or_else(|| RedisError::from((ErrorKind::InvalidClientConfig, "no host")))?;
+                Ok(Self::One(client(server, url.is_tls().then_some(certificates))?, timeouts))
+            }
             Topology::Sentinel { primary } => {
                 let addresses = nodes.iter().map(|node| node.addr().clone());
                 let mut builder = SentinelClientBuilder::new(addresses, primary, SentinelServerType::Master)?;
@@ -74,6 +75,13 @@ impl Way {
                         builder = builder.set_client_to_redis_password(password);
                     }
                 }
+                let sentinels = url.reveal_sentinels();
+                if let Some(user) = &sentinels.user {
+                    builder = builder.set_client_to_sentinel_username(user);
+                }
+                if let Some(password) = &sentinels.password {
+                    builder = builder.set_client_to_sentinel_password(password);
+                }
                 if url.is_tls() {
                     builder = builder
                         .set_client_to_redis_tls_mode(TlsMode::Secure)
@@ -84,18 +92,7 @@ impl Way {
                 Ok(Self::Sentinel(Mutex::new(builder.build()?), timeouts))
             }
             Topology::Cluster => {
-                let mut builder = ClusterClient::builder(nodes.iter().cloned())
-                    // Also a command whose answer was lost would be sent again. What is safe is, in `ask`.
-                    .retries(0)
-                    // Only so can it be subscribed to a channel.
-                    .use_protocol(ProtocolVersion::RESP3)
-                    .connection_timeout(deadline)
-                    .response_timeout(deadline)
-                    .overall_response_timeout(Some(deadline));
-                if url.is_tls() {
-                    builder = builder.tls(TlsMode::Secure).certs(certificates.clone());
-                }
-                Ok(Self::Cluster(builder.build()?))
+                Cluster::of(nodes, url.is_tls().then(|| certificates.clone()), deadline).map(Self::Cluster)
             }
         }
     }
@@ -120,11 +117,12 @@ impl Way {
     }
 }
 
-/// The only server, or the first that is named.
-fn single(url: &RedisUrl, certificates: &TlsCertificates) -> RedisResult<Client> {
-    let node = url.reveal().first().cloned();
-    let node = node.ok_or_else(|| RedisError::from((ErrorKind::InvalidClientConfig, "no host")))?;
-    if url.is_tls() { Client::build_with_tls(node, certificates.clone()) } else { Client::open(node) }
+/// For connections to that server.
+pub(super) fn client(server: ConnectionInfo, certificates: Option<&TlsCertificates>) -> RedisResult<Client> {
+    match certificates {
+        Some(certificates) => Client::build_with_tls(server, certificates.clone()),
+        None => Client::open(server),
+    }
 }
 
 impl Manager for Way {
@@ -140,7 +138,10 @@ impl Manager for Way {
                 let mut client = client.lock().await;
                 client.get_async_connection_with_config(timeouts).await.map(Connection::One)
             }
-            Self::Cluster(client) => client.get_async_connection().await.map(Connection::Cluster),
+            Self::Cluster(cluster) => {
+                cluster.is_there().await?;
+                Ok(Connection::Cluster(cluster.clone()))
+            }
         }
     }
 
@@ -151,95 +152,25 @@ impl Manager for Way {
 }
 
 impl Connection {
-    /// Sends a command. Where a cluster changes, it refuses what is not for it: then it is sent again, to the node that
-    /// it names. A command whose answer was lost is not.
+    /// Sends a command about keys of that slot.
     ///
     /// # Errors
     /// No answer, or one that is an error.
-    pub(super) async fn ask(&mut self, command: &Cmd) -> RedisResult<Value> {
-        let mut answer = say(self, command).await;
-        let Self::Cluster(cluster) = self else { return answer };
-        for _ in 0..TRIES {
-            let Err(error) = &answer else { break };
-            answer = match (error.kind(), error.redirect_node()) {
-                (ErrorKind::Server(ServerErrorKind::Ask), Some((node, _))) => {
-                    let Some(node) = at(node) else { break };
-                    asking(cluster, command, node).await
-                }
-                // It has looked where slots are before it takes the next command.
-                (ErrorKind::Server(ServerErrorKind::Moved), _) => say(cluster, command).await,
-                (
-                    ErrorKind::ClusterConnectionNotFound
-                    | ErrorKind::Server(
-                        ServerErrorKind::TryAgain
-                        | ServerErrorKind::ClusterDown
-                        | ServerErrorKind::MasterDown
-                        | ServerErrorKind::BusyLoading
-                        | ServerErrorKind::ReadOnly,
-                    ),
-                    _,
-                ) => {
-                    sleep(CHANGING).await;
-                    say(cluster, command).await
-                }
-                _ => break,
-            };
+    pub(super) async fn ask(&mut self, slot: u16, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::One(one) => one.req_packed_command(command).await?.extract_error(),
+            Self::Cluster(cluster) => cluster.ask(slot, command).await,
         }
-        answer
     }
 
     pub(super) const fn is_cluster(&self) -> bool {
         matches!(self, Self::Cluster(_))
     }
-}
 
-async fn say(connection: &mut impl ConnectionLike, command: &Cmd) -> RedisResult<Value> {
-    connection.req_packed_command(command).await?.extract_error()
-}
-
-/// `host:port`, or `[host]:port`.
-fn at(node: &str) -> Option<SingleNodeRoutingInfo> {
-    let (host, port) = node.rsplit_once(':')?;
-    let host = host.trim_matches(['[', ']']);
-    Some(SingleNodeRoutingInfo::ByAddress { host: host.to_owned(), port: port.parse().ok()? })
-}
-
-/// To a node that gets the key's slot just now.
-async fn asking(
-    cluster: &mut ClusterConnection,
-    command: &Cmd,
-    node: SingleNodeRoutingInfo,
-) -> RedisResult<Value> {
-    let mut both = Pipeline::with_capacity(2);
-    both.cmd("ASKING").add_command(command.clone());
-    let mut answers = cluster.route_pipeline(both, 0, 2, node).await?;
-    answers.pop().map_or(Ok(Value::Nil), Value::extract_error)
-}
-
-impl ConnectionLike for Connection {
-    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        match self {
-            Self::One(one) => one.req_packed_command(command),
-            Self::Cluster(cluster) => cluster.req_packed_command(command),
-        }
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        commands: &'a Pipeline,
-        offset: usize,
-        count: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        match self {
-            Self::One(one) => one.req_packed_commands(commands, offset, count),
-            Self::Cluster(cluster) => cluster.req_packed_commands(commands, offset, count),
-        }
-    }
-
-    fn get_db(&self) -> i64 {
-        match self {
-            Self::One(one) => one.get_db(),
-            Self::Cluster(cluster) => cluster.get_db(),
+    /// What was asked about that slot at that time was not answered.
+    pub(super) fn doubt(&self, slot: u16, asked: Instant) {
+        if let Self::Cluster(cluster) = self {
+            cluster.doubt(slot, asked);
         }
     }
 }

@@ -8,12 +8,12 @@ use super::batch::{self, Answer, Answers, Call};
 use super::connections::{Connection, Connections, Held as Connected};
 use super::denials::Denials;
 use super::script::{self, DECIDE};
-use super::{Link, is_demoted, lost, unreachable};
-use crate::clock::Clock;
+use super::{Link, is_demoted, lost, refused, unreachable};
+use crate::clock::{Clock, instant};
 use crate::limit::Timestamp;
 use crate::store::StoreError;
 use deadpool::managed::{Object, PoolError};
-use std::collections::HashMap;
+use indexmap::IndexMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
@@ -25,6 +25,9 @@ use tokio::time::timeout;
 const MOST_CALLS: usize = 64;
 /// And no more calls once they are about so many keys. Lua can name 8,000 at once.
 const ENOUGH_KEYS: usize = 1024;
+
+/// Why a call fails that only replicas were asked.
+const DEMOTED: &str = "READONLY: it is a replica";
 
 pub(super) struct Job {
     pub(super) call: Call,
@@ -79,35 +82,58 @@ impl Lane {
     }
 
     async fn serve(&mut self, jobs: Vec<Job>) {
+        // What was refused was not executed, and the primary is at the end of another connection.
+        let refused = self.try_serve(jobs).await;
+        let refused = if refused.is_empty() { refused } else { self.try_serve(refused).await };
+        fail(refused, &StoreError::Failed(DEMOTED.into()));
+    }
+
+    /// What is left was refused by what is no primary.
+    async fn try_serve(&mut self, mut jobs: Vec<Job>) -> Vec<Job> {
         let mut held = match self.connection().await {
             Ok(held) => held,
-            Err(error) => return fail(jobs, &error),
+            Err(error) => {
+                fail(jobs, &error);
+                return Vec::new();
+            }
         };
+        // Nobody waits for these any more: making the connection may have taken longer than they did.
+        jobs.retain(|job| !job.reply.is_closed());
+        if jobs.is_empty() {
+            self.held = Some(held);
+            return Vec::new();
+        }
         if held.connection.is_cluster() {
             self.spread(&held, jobs).await;
             self.held = Some(held);
-            return;
+            return Vec::new();
         }
-        if self.road.serve(&mut held.connection, jobs).await {
+        let served = self.road.serve(&mut held.connection, 0, jobs).await;
+        if served.is_sound {
             self.held = Some(held);
         } else {
             // Whatever may still come on this connection must not meet another call.
             self.road.lose(held.generation);
             drop(Object::take(held.connection));
         }
+        served.refused
     }
 
-    /// A cluster's connection heals by itself, and matches late answers to nobody.
+    /// Late answers of a cluster's nodes meet nobody, so its connections go on being used.
     async fn spread(&self, held: &Held, jobs: Vec<Job>) {
-        for jobs in by_slot(jobs) {
+        for (slot, jobs) in by_slot(jobs) {
             let Ok(place) = self.road.in_flight.clone().acquire_owned().await else { return };
             let road = self.road.clone();
             let mut connection = Connection::clone(&held.connection);
             tokio::spawn(async move {
-                if !road.serve(&mut connection, jobs).await {
+                let asked = instant();
+                let served = road.serve(&mut connection, slot, jobs).await;
+                if !served.is_sound {
+                    connection.doubt(slot, asked);
                     // A replica may take over, and may not know all.
                     road.denials.forget_all();
                 }
+                fail(served.refused, &StoreError::Failed(DEMOTED.into()));
                 drop(place);
             });
         }
@@ -128,54 +154,60 @@ impl Lane {
     }
 }
 
+/// What became of a script call.
+struct Served {
+    /// Can the connection be used again?
+    is_sound: bool,
+    /// Not executed, and not answered yet.
+    refused: Vec<Job>,
+}
+
 impl Road {
-    /// Sends these as one script call, and hands out the answers. Is the connection sound?
-    async fn serve(&self, connection: &mut Connection, jobs: Vec<Job>) -> bool {
+    /// Sends these as one script call, and hands out the answers.
+    async fn serve(&self, connection: &mut Connection, slot: u16, jobs: Vec<Job>) -> Served {
         let calls: Vec<&Call> = jobs.iter().map(|job| &job.call).collect();
         let sent = self.denials.sent();
-        let (answers, sound) = self.send(connection, &calls).await;
-        match answers {
-            Ok(Answers { at, each }) => {
-                for (job, answer) in jobs.into_iter().zip(each) {
-                    self.denials.settle(&sent, at, &job.call, answer.as_ref().ok());
-                    job.answer(answer);
+        let (answers, is_sound) = self.send(connection, slot, &calls).await;
+        let (at, each) = match answers {
+            Ok(Answers { at, each }) => (at, each),
+            Err(error) => (Timestamp::default(), jobs.iter().map(|_| Err(error.clone())).collect()),
+        };
+        let mut served = Served { is_sound, refused: Vec::new() };
+        for (job, answer) in jobs.into_iter().zip(each) {
+            self.denials.settle(&sent, at, &job.call, answer.as_ref().ok());
+            match &answer {
+                Err(error) if is_demoted(error) => {
+                    // A primary that has become a replica may keep its connections.
+                    served.is_sound = false;
+                    served.refused.push(job);
                 }
-            }
-            Err(error) => {
-                for job in &jobs {
-                    self.denials.settle(&sent, Timestamp::default(), &job.call, None);
-                }
-                fail(jobs, &error);
+                _ => job.answer(answer),
             }
         }
-        sound
+        served
     }
 
+    /// The answers, and whether the connection is sound: an answer that is an error leaves it so.
     async fn send(
         &self,
         connection: &mut Connection,
+        slot: u16,
         calls: &[&Call],
     ) -> (Result<Answers, StoreError>, bool) {
         let command = match batch::pack(&self.prefix, self.clock.manual_now(), calls) {
             Ok(command) => command,
             Err(error) => return (Err(error), true),
         };
-        match timeout(self.deadline, script::call::<Vec<u8>>(&DECIDE, &command, connection)).await {
+        match timeout(self.deadline, script::call::<Vec<u8>>(&DECIDE, slot, &command, connection)).await {
             Ok(Ok(reply)) => {
                 let answers = batch::unpack(calls, &reply);
-                let demoted =
-                    |answers: &Answers| answers.each.iter().any(|it| it.as_ref().is_err_and(is_demoted));
-                // A primary that has become a replica may keep its connections; the primary is at the end of another.
-                let sound = answers.as_ref().is_ok_and(|answers| !demoted(answers));
-                (answers, sound)
+                let is_readable = answers.is_ok();
+                (answers, is_readable)
             }
-            // An answer that is an error leaves the connection sound.
-            Ok(Err(error)) if error.code().is_some() => {
-                let error = StoreError::Failed(error.to_string());
-                let sound = !is_demoted(&error);
-                (Err(error), sound)
-            }
-            Ok(Err(error)) => (Err(lost(&error)), false),
+            Ok(Err(error)) => match refused(&error) {
+                Some(refused) => (Err(refused), true),
+                None => (Err(lost(&error)), false),
+            },
             Err(_) => (Err(StoreError::Timeout(self.deadline)), false),
         }
     }
@@ -193,15 +225,10 @@ fn fail(jobs: Vec<Job>, error: &StoreError) {
 }
 
 /// Apart by the slot of a cluster that their keys are in, in order of arrival. A call is about one slot there.
-fn by_slot(jobs: Vec<Job>) -> Vec<Vec<Job>> {
-    let mut places: HashMap<u16, usize> = HashMap::new();
-    let mut groups: Vec<Vec<Job>> = Vec::new();
+fn by_slot(jobs: Vec<Job>) -> IndexMap<u16, Vec<Job>> {
+    let mut groups: IndexMap<u16, Vec<Job>> = IndexMap::new();
     for job in jobs {
-        let place = *places.entry(job.call.slot()).or_insert(groups.len());
-        match groups.get_mut(place) {
-            Some(group) => group.push(job),
-            None => groups.push(vec![job]),
-        }
+        groups.entry(job.call.slot()).or_default().push(job);
     }
     groups
 }

@@ -3,6 +3,8 @@
 //! Redis knows who listens. So instances are counted without a key, without a clock, and without waiting for the end of
 //! an entry: one that is gone is not counted from when its connection is closed.
 
+use super::INSTANCES;
+use super::cluster::slot;
 use super::connections::Way;
 use deadpool_redis::redis::{Client, RedisResult, Value};
 use futures_util::StreamExt as _;
@@ -27,31 +29,32 @@ pub(super) async fn listen(way: Way, channel: String) {
 
 async fn listen_once(way: &Way, channel: &str) -> RedisResult<()> {
     match way {
-        Way::One(client, _) => listen_to(client, channel).await,
+        Way::One(client, _) => listen_to(client, channel, || true).await,
         Way::Sentinel(sentinels, _) => {
             let client = soon(async { sentinels.lock().await.async_get_client().await }).await?;
-            listen_to(&client, channel).await
+            listen_to(&client, channel, || true).await
         }
-        Way::Cluster(client) => {
-            let mut cluster = soon(client.get_async_connection()).await?;
-            loop {
-                // Who has the channel's slot changes. Whoever listens already is told the same again.
-                soon(cluster.subscribe(channel)).await?;
-                sleep(LOOK).await;
-            }
+        Way::Cluster(cluster) => {
+            soon(cluster.is_there()).await?;
+            let slot = slot(INSTANCES);
+            let owner = cluster.owner(slot);
+            let client = cluster.client(owner.as_deref().unwrap_or_default())?;
+            listen_to(&client, channel, || cluster.owner(slot) == owner).await
         }
     }
 }
 
-async fn listen_to(client: &Client, channel: &str) -> RedisResult<()> {
+/// Until the connection is lost, or it is no longer the right one.
+async fn listen_to(client: &Client, channel: &str, is_right: impl Fn() -> bool) -> RedisResult<()> {
     let (mut sink, mut said) = soon(client.get_async_pubsub()).await?.split();
     soon(sink.subscribe(channel)).await?;
-    loop {
+    while is_right() {
         tokio::select! {
-            word = said.next() => if word.is_none() { return Ok(()) },
+            word = said.next() => if word.is_none() { break },
             () = sleep(LOOK) => drop(soon(sink.ping::<Value>()).await?),
         }
     }
+    Ok(())
 }
 
 async fn soon<T>(answer: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {

@@ -83,15 +83,16 @@ pub(super) static DECIDE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(text + include_str!("../decide.lua"))
 });
 
-/// Sends a call of that script, and once more with its text if this Redis does not know it yet.
+/// Sends a call of that script about keys of that slot, and once more with its text if this Redis does not know it yet.
 pub(super) async fn call<T: FromRedisValue>(
     script: &Script,
+    slot: u16,
     by_hash: &Cmd,
     connection: &mut Connection,
 ) -> RedisResult<T> {
-    let answer = match connection.ask(by_hash).await {
+    let answer = match connection.ask(slot, by_hash).await {
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-            connection.ask(&script.by_text(by_hash)).await
+            connection.ask(slot, &script.by_text(by_hash)).await
         }
         answer => answer,
     };
