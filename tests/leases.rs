@@ -1,6 +1,8 @@
 //! The bounds that leases keep, on every store: I1 and I2 (no more is admitted than without them), I5 (nothing
 //! is ever minted), I6 (a Redis that was lost is owed nothing).
 
+mod worlds;
+
 use crate::naive::micros;
 use crate::stores::{Ask, START, Tested, at_once, each, kinds, left, limit, memory, named, once};
 use crate::support::eventually;

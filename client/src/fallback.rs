@@ -1,5 +1,7 @@
 //! Life without the service: when it is taken to be gone, and what is decided then.
 //!
+//! Like [`leases`](crate::leases) it knows no clock and no network, so that a simulator can drive it.
+//!
 //! What is leased is spent first. Then a sensitive class is denied, and any other gets a bucket of this gateway's
 //! own, at the rate that the service gave it for such times. That bucket lives by the *time without the service*,
 //! which stands still while there is one: however often the service comes and goes, all that is let through alone
@@ -29,7 +31,8 @@ pub enum Fallback {
 
 impl Fallback {
     /// What a reply to Borrow says of its class.
-    pub(crate) fn of(reply: &tollgate_proto::v1::BorrowResponse) -> Option<Self> {
+    #[must_use]
+    pub fn of(reply: &tollgate_proto::v1::BorrowResponse) -> Option<Self> {
         match &reply.fallback {
             Some(fallback) if fallback.deny => Some(Self::Deny),
             Some(fallback) => Some(Self::Limit { rate_per_s: fallback.rate_per_s, burst: fallback.burst }),
@@ -40,7 +43,7 @@ impl Fallback {
 
 /// The fallback of a class: as configured, until the service has said.
 #[derive(Debug)]
-pub(crate) struct Rule {
+pub struct Rule {
     kind: AtomicU8,
     /// Microseconds in which a token comes, times [`SCALE`].
     interval: AtomicU64,
@@ -58,7 +61,9 @@ const SCALE: u64 = 1_000;
 const SLOWEST: u64 = 31 * 86_400 * 1_000_000 * SCALE;
 
 impl Rule {
-    pub(crate) fn new(fallback: Fallback) -> Self {
+    /// As configured.
+    #[must_use]
+    pub fn new(fallback: Fallback) -> Self {
         let rule = Self {
             kind: AtomicU8::new(DENY),
             interval: AtomicU64::new(SLOWEST),
@@ -69,16 +74,21 @@ impl Rule {
         rule
     }
 
-    pub(crate) fn learn(&self, fallback: Fallback) {
+    /// The service has said.
+    pub fn learn(&self, fallback: Fallback) {
         self.set(fallback);
         self.learned.store(1, Relaxed);
     }
 
-    pub(crate) fn is_learned(&self) -> bool {
+    /// Has it?
+    #[must_use]
+    pub fn is_learned(&self) -> bool {
         self.learned.load(Relaxed) == 1
     }
 
-    pub(crate) fn denies(&self) -> bool {
+    /// Are calls denied?
+    #[must_use]
+    pub fn denies(&self) -> bool {
         self.kind.load(Relaxed) == DENY
     }
 
@@ -112,23 +122,41 @@ fn interval(rate_per_s: f64) -> u64 {
 
 /// A decision without the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Alone {
+pub enum Alone {
+    /// The class is denied.
     Denied,
+    /// The class is never limited.
     Allowed,
-    Passed { limit: u64, remaining: u64, reset_after: Duration },
-    Over { limit: u64, retry_after: Duration, reset_after: Duration },
+    /// The bucket had the tokens.
+    Passed {
+        /// Tokens of a full bucket.
+        limit: u64,
+        /// Whole tokens left.
+        remaining: u64,
+        /// When it is full.
+        reset_after: Duration,
+    },
+    /// It had not.
+    Over {
+        /// Tokens of a full bucket.
+        limit: u64,
+        /// When the call would fit.
+        retry_after: Duration,
+        /// When it is full.
+        reset_after: Duration,
+    },
 }
 
 /// A bucket for the time without the service. It is full at first.
 #[derive(Debug, Default)]
-pub(crate) struct Bucket {
+pub struct Bucket {
     /// When it is full again, in time without the service and parts of a microsecond.
     full_at: AtomicU64,
 }
 
 impl Bucket {
     /// Decides a call at a time that is counted without the service only.
-    pub(crate) fn take(&self, rule: &Rule, without: Duration, cost: u32) -> Alone {
+    pub fn take(&self, rule: &Rule, without: Duration, cost: u32) -> Alone {
         match rule.kind.load(Relaxed) {
             ALLOW => return Alone::Allowed,
             LIMIT => {}
@@ -170,7 +198,7 @@ const RETURN_WITHIN: Duration = Duration::from_millis(500);
 
 /// Whether the service is there. The first failures cost their callers a wait, then nobody asks but the prober.
 #[derive(Debug, Default)]
-pub(crate) struct Outage {
+pub struct Outage {
     failures: AtomicU32,
     /// Since when it is gone; zero if it is there.
     since: AtomicU64,
@@ -183,12 +211,15 @@ pub(crate) struct Outage {
 }
 
 impl Outage {
-    pub(crate) fn is_gone(&self) -> bool {
+    /// Is it gone?
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
         self.since.load(SeqCst) != 0
     }
 
     /// Is a key still to be decided alone? `part` of 256 says when it is its turn to ask again.
-    pub(crate) fn covers(&self, now: Moment, part: u8) -> bool {
+    #[must_use]
+    pub fn covers(&self, now: Moment, part: u8) -> bool {
         if self.is_gone() {
             return true;
         }
@@ -197,7 +228,7 @@ impl Outage {
     }
 
     /// A call was not answered; true if that makes the service gone.
-    pub(crate) fn failed(&self, now: Moment) -> bool {
+    pub fn failed(&self, now: Moment) -> bool {
         if self.failures.fetch_add(1, SeqCst).saturating_add(1) < FAILURES || self.is_gone() {
             return false;
         }
@@ -206,7 +237,7 @@ impl Outage {
     }
 
     /// A call was answered; true if the service was gone before.
-    pub(crate) fn answered(&self, now: Moment) -> bool {
+    pub fn answered(&self, now: Moment) -> bool {
         if self.failures.load(Relaxed) != 0 {
             self.failures.store(0, SeqCst);
         }
@@ -224,7 +255,8 @@ impl Outage {
     }
 
     /// The time without the service, all in all.
-    pub(crate) fn without(&self, now: Moment) -> Duration {
+    #[must_use]
+    pub fn without(&self, now: Moment) -> Duration {
         let before = Duration::from_micros(self.before.load(SeqCst));
         match self.since.load(SeqCst) {
             0 => before,
@@ -235,7 +267,8 @@ impl Outage {
 
 /// How long until the service that is gone is looked for again, after that many looks: from 50 to 100 ms at first,
 /// up to 1 s. Any two gateways choose differently.
-pub(crate) fn pause(looks: u32) -> Duration {
+#[must_use]
+pub fn pause(looks: u32) -> Duration {
     let most = Duration::from_millis(100 << looks.min(4)).min(Duration::from_secs(1));
     most / 2 + (most / 2).mul_f64(fastrand::f64())
 }

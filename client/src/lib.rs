@@ -43,7 +43,7 @@
 mod client;
 mod clock;
 mod error;
-mod fallback;
+pub mod fallback;
 pub mod headers;
 mod keeper;
 mod keys;
