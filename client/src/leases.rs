@@ -25,7 +25,7 @@ use crate::clock::{Moment, micros};
 use crate::verdict::{Denial, Verdict};
 use parking_lot::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 
 /// A key is worth borrowing for when it is asked for twice within the time that a chunk should last.
@@ -57,6 +57,8 @@ struct Facts {
     /// The time in which an empty bucket refills, and that for one token, in nanoseconds.
     window: AtomicU64,
     nanos_per_token: AtomicU64,
+    /// It decides without its store for now.
+    degraded: AtomicBool,
 }
 
 const UNKNOWN: u32 = u32::MAX;
@@ -68,6 +70,7 @@ impl Default for Facts {
             limit: AtomicU64::default(),
             window: AtomicU64::default(),
             nanos_per_token: AtomicU64::default(),
+            degraded: AtomicBool::default(),
         }
     }
 }
@@ -210,6 +213,7 @@ impl Leases {
 
     /// What the service said of a call that it was asked about.
     pub fn learn(&self, verdict: &Verdict) {
+        self.facts.degraded.store(verdict.degraded, Relaxed);
         if verdict.limit > 0 {
             self.facts.limit.store(verdict.limit, Relaxed);
             self.facts.window.store(micros(verdict.window), Relaxed);
@@ -246,7 +250,7 @@ impl Leases {
             reset_after: Duration::from_nanos(reset),
             wait: Duration::ZERO,
             window: Duration::from_micros(self.facts.window.load(Relaxed)),
-            degraded: false,
+            degraded: self.facts.degraded.load(Relaxed),
         }
     }
 }

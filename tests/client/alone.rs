@@ -1,9 +1,9 @@
 //! Life without the service: gone in the middle, at the start, coming and going, and answers that are lost.
 
-use super::{CLASSES, decide, decide_many, serve, warm};
+use super::{CLASSES, decide, decide_many, patient, serve, warm};
 use crate::support::calls::{answer, backings};
 use crate::support::relay::{Mode, Relay};
-use crate::support::{DEADLINE, Tollgate, eventually};
+use crate::support::{DEADLINE, Redis, Tollgate, engines, eventually};
 use std::time::Duration;
 use tollgate_client::{Client, Denial, Fallback};
 
@@ -184,4 +184,34 @@ async fn a_stalled_service_costs_a_few_callers_their_patience_and_nobody_after_t
     let started = tollgate_server::clock::instant();
     decide_many(&client, "whoever", "read", 1000).await;
     assert!(started.elapsed() < DEADLINE / 2, "no call waits");
+}
+
+/// The service is there and its Redis is not: who asks is told, and so is who spends what was lent meanwhile.
+#[tokio::test]
+async fn a_redis_that_is_gone_under_the_service_is_told_to_gateways() {
+    for engine in engines() {
+        let mut redis = Redis::start(engine).await;
+        let server = Tollgate::start(&format!("store: {}\n{CLASSES}", redis.url())).await;
+        let caller = server.serving().await;
+        let client = patient(&format!("http://{}", server.grpc())).build().unwrap();
+        let spends = async |degraded: bool| {
+            eventually("what is lent says how it was lent", async || {
+                decide(&client, "alice", "plenty").await;
+                let lent = client.check("alice", "plenty")?;
+                (lent.allowed() && lent.degraded == degraded).then_some(())
+            })
+            .await;
+        };
+        spends(false).await;
+        redis.stop();
+        spends(true).await;
+        let login = decide(&client, "alice", "login").await;
+        assert_eq!((login.denied, login.degraded), (Some(Denial::Unavailable), true), "{engine:?}");
+        // It is the service that decides so: the client has not given it up.
+        assert!(!client.is_degraded(), "{engine:?}");
+        assert!(caller.ask("alice", "plenty", None).await.degraded, "{engine:?}");
+        redis.cont();
+        spends(false).await;
+        assert!(decide(&client, "alice", "login").await.allowed(), "{engine:?}");
+    }
 }

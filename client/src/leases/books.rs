@@ -80,6 +80,8 @@ pub struct Grant {
     pub leasable: bool,
     /// Tokens that a call costs.
     pub cost: u32,
+    /// The service was without its store.
+    pub degraded: bool,
 }
 
 impl Grant {
@@ -98,6 +100,7 @@ impl Grant {
             blocked: reply.reason() == Reason::Blocked,
             leasable: reply.leasable,
             cost: reply.cost,
+            degraded: reply.degraded,
         }
     }
 }
@@ -193,6 +196,7 @@ impl Books {
 
     pub(super) fn granted(&mut self, leases: &Leases, now: Moment, grant: Grant) {
         let Some(out) = self.out.take() else { return };
+        leases.facts.degraded.store(grant.degraded, Relaxed);
         if grant.cost > 0 || grant.granted > 0 {
             leases.facts.cost.store(grant.cost, Relaxed);
         }

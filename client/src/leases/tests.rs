@@ -86,6 +86,7 @@ impl Service {
             blocked: false,
             leasable: mood.leasable,
             cost: 1,
+            degraded: false,
         };
         self.told.insert((gateway, wish.seq), grant.clone());
         Ok(grant)
@@ -625,4 +626,28 @@ fn many_threads_spend_each_token_once() {
         back + leases.close(now).iter().map(|back| u64::from(back.unused)).sum::<u64>()
     });
     assert_eq!(spent.load(Relaxed) + back, 2_000 * u64::from(CHUNK));
+}
+
+#[test]
+fn what_is_decided_says_how_the_service_decided_last() {
+    let now = Moment::from_micros(1_000_000);
+    let leases = Leases::default();
+    let mut seq = 0;
+    for degraded in [false, true, false] {
+        seq += 1;
+        assert!(leases.borrow(now, seq, 4).is_some());
+        let grant = Grant {
+            lease_id: seq.to_string(),
+            granted: 1,
+            valid_for: Duration::from_secs(1),
+            limit: 10,
+            leasable: true,
+            cost: 1,
+            degraded,
+            ..Grant::default()
+        };
+        leases.granted(now, grant);
+        let Spend::Decided { verdict, .. } = leases.spend(now, None) else { panic!("nothing is held") };
+        assert_eq!((verdict.allowed(), verdict.degraded), (true, degraded));
+    }
 }
