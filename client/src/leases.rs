@@ -106,6 +106,7 @@ pub enum Spend {
 
 impl Leases {
     /// Decides a call from what is held. Takes no lock and allocates nothing. `cost` is the class's if it is `None`.
+    #[inline]
     pub fn spend(&self, now: Moment, cost: Option<u32>) -> Spend {
         let cost = cost.unwrap_or_else(|| self.facts.cost.load(Relaxed));
         let first = usize::from(self.first.load(Relaxed) % 2);
@@ -222,6 +223,7 @@ impl Leases {
         }
     }
 
+    #[inline]
     fn allowed(&self, spent: &Spent, left: u32, cost: u32) -> Verdict {
         Verdict { denied: None, cost, ..self.verdict(spent.remaining.saturating_add(u64::from(left))) }
     }
@@ -237,6 +239,7 @@ impl Leases {
         verdict
     }
 
+    #[inline]
     fn verdict(&self, remaining: u64) -> Verdict {
         let limit = self.facts.limit.load(Relaxed);
         let remaining = remaining.min(limit);

@@ -61,6 +61,7 @@ impl Shared {
         self.keys.with(key, class, |key| self.check_key(now, key, cost)).flatten()
     }
 
+    #[inline]
     fn check_key(&self, now: Moment, key: &Arc<Key>, cost: Option<u32>) -> Option<Verdict> {
         match key.leases.spend(now, cost) {
             Spend::Decided { verdict, low } => {
