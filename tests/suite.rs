@@ -16,6 +16,7 @@ mod errors;
 mod fault;
 mod gateway;
 mod grpcurl;
+mod hostile;
 mod integration;
 mod keys;
 mod leases;

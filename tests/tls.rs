@@ -48,6 +48,38 @@ async fn grpc_is_served_by_tls_and_to_those_with_a_certificate() {
     assert!(ask(&mutual, &known).await.is_ok());
 }
 
+/// A certificate is replaced while it serves; one that can not be used is not.
+#[tokio::test]
+async fn a_new_certificate_is_shown_without_a_restart() {
+    let (first, second) = (Authority::new(), Authority::new());
+    let folder = tempfile::tempdir().unwrap();
+    let [ca, cert, key] = first.files(folder.path(), "localhost");
+    let second_ca = folder.path().join("second");
+    std::fs::write(&second_ca, second.pem()).unwrap();
+    let config =
+        format!("server: {{ tls: {{ cert: \"{}\", key: \"{}\" }} }}\n{CLASSES}", text(&cert), text(&key));
+    let mut server = Tollgate::start(&config).await;
+    let (ca, second_ca) = (text(&ca), text(&second_ca));
+    eventually("it serves", async || ask(&server, &["-cacert", &ca]).await.ok()).await;
+
+    // Between the two files it is a certificate with the key of another.
+    let (new_cert, new_key) = second.sign("localhost");
+    std::fs::write(&cert, &new_cert).unwrap();
+    server.says("what is wrong does not hold, what held before does: server.tls.").await;
+    assert!(ask(&server, &["-cacert", &ca]).await.is_ok(), "what held before does");
+    std::fs::write(&key, &new_key).unwrap();
+    eventually("it shows the new one", async || ask(&server, &["-cacert", &second_ca]).await.ok()).await;
+    assert!(ask(&server, &["-cacert", &ca]).await.is_err());
+
+    std::fs::remove_file(&key).unwrap();
+    server.says("server.tls.key: ").await;
+    std::fs::write(&key, "hunter2\n").unwrap();
+    server.says("expected a private key in PEM").await;
+    assert!(ask(&server, &["-cacert", &second_ca]).await.is_ok());
+    let told = server.process().output();
+    assert!(!told.contains("hunter2") && !told.contains("panicked"), "{told}");
+}
+
 #[tokio::test]
 async fn who_shows_no_token_is_not_heard() {
     let folder = tempfile::tempdir().unwrap();

@@ -15,9 +15,11 @@
 //! - a denial is held until the time that came with it, or for [`HOLD_MOST`], and not after.
 
 mod books;
+mod grant;
 mod purse;
 
-pub use self::books::{Grant, HOLD_MOST, REASK, Return, Wish};
+pub use self::books::{HOLD_MOST, REASK, Return, Wish};
+pub use self::grant::Grant;
 
 use self::books::Books;
 use self::purse::{Purse, Short, Spent};

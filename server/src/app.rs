@@ -1,13 +1,15 @@
 //! The wiring: what is made of a configuration, and how it lives. The same for `main` and for tests.
 
 use crate::clock::Clock;
-use crate::config::{Config, ServerTls};
+use crate::config::Config;
 use crate::engine::Engine;
 use crate::grpc;
 use crate::http;
+use crate::listen::{self, Bounds};
 use crate::reload::Reload;
 use crate::shed::Gate;
 use crate::store::{self, Health, StoreError};
+use crate::tls::Identity;
 use crate::tokens::Token;
 use std::future::Future;
 use std::sync::Arc;
@@ -28,21 +30,46 @@ pub struct App {
     health: watch::Receiver<Health>,
     gate: Arc<Gate>,
     http: Option<TcpListener>,
-    tls: Option<ServerTls>,
+    bounds: Bounds,
+    age: Duration,
+    identity: Option<Arc<Identity>>,
     tokens: Arc<[Token]>,
+}
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The store's address can not be used at all.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The certificate can not be used.
+    #[error("{0}")]
+    Tls(String),
 }
 
 /// Makes a server of a configuration. Needs a tokio runtime; does not wait for the store.
 ///
 /// # Errors
-/// The store's address can not be used at all.
-pub fn build(config: Config, clock: Clock) -> Result<App, StoreError> {
+/// Its store or its certificate can not be used at all.
+pub fn build(config: Config, clock: Clock) -> Result<App, BuildError> {
     let (store, health) = store::open(&config.store, &clock)?;
     let server = config.server.clone();
-    let reload = Arc::new(Reload::new(config, clock.clone()));
+    let identity = server.tls.map(Identity::read).transpose().map_err(BuildError::Tls)?.map(Arc::new);
+    let reload = Arc::new(Reload::new(config, identity.clone(), clock.clone()));
     let engine = Arc::new(Engine::new(reload.rules(), store, server.max_key_bytes, clock));
     let gate = Arc::new(Gate::new(server.max_in_flight));
-    Ok(App { engine, reload, health, gate, http: None, tls: server.tls, tokens: server.tokens.into() })
+    Ok(App {
+        engine,
+        reload,
+        health,
+        gate,
+        http: None,
+        bounds: Bounds { most: server.max_connections, most_by_peer: server.max_connections_per_peer },
+        age: server.max_connection_age,
+        identity,
+        tokens: server.tokens.into(),
+    })
 }
 
 impl App {
@@ -83,7 +110,16 @@ impl App {
             serving.clone(),
             self.tokens.clone(),
         );
-        let http = self.http.map(|listener| tokio::spawn(http::serve(state, listener, ended.clone())));
+        let http = self.http.map(|listener| {
+            let incoming = listen::incoming(listener, self.bounds, None);
+            tokio::spawn(http::serve(state, incoming, ended.clone()))
+        });
+        if self.identity.is_none() && !listener.local_addr()?.ip().is_loopback() {
+            tracing::warn!(
+                "gRPC is served beyond loopback without TLS: whoever reaches it can ask and borrow"
+            );
+        }
+        let incoming = listen::incoming(listener, self.bounds, self.identity);
 
         let ending = Notify::new();
         let shutdown = async {
@@ -108,9 +144,9 @@ impl App {
         };
         let serve = async {
             let served =
-                grpc::serve(self.engine, self.gate, health, listener, self.tls, self.tokens, shutdown).await;
+                grpc::serve(self.engine, self.gate, health, incoming, self.age, self.tokens, shutdown).await;
             if let Some(http) = http {
-                http.await??;
+                http.await?;
             }
             served
         };

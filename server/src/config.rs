@@ -24,6 +24,7 @@ use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The file that is used if none is named.
 pub const DEFAULT_FILE: &str = "tollgate.yaml";
@@ -59,6 +60,12 @@ pub struct Server {
     pub max_key_bytes: usize,
     /// How many calls may be in flight; those above are shed.
     pub max_in_flight: usize,
+    /// How many connections each of gRPC and HTTP may have at a time.
+    pub max_connections: usize,
+    /// And how many of these may be from one peer.
+    pub max_connections_per_peer: usize,
+    /// How long a gRPC connection is used; then its caller is asked to make another.
+    pub max_connection_age: Duration,
     /// As who gRPC is served, if by TLS.
     pub tls: Option<ServerTls>,
     /// Who may ask; everybody if there are none.
@@ -84,6 +91,9 @@ impl Default for Server {
             http: (Ipv4Addr::LOCALHOST, 8080).into(),
             max_key_bytes: 512,
             max_in_flight: 4096,
+            max_connections: 8192,
+            max_connections_per_peer: 1024,
+            max_connection_age: Duration::from_secs(3600),
             tls: None,
             tokens: Vec::new(),
         }
@@ -203,6 +213,9 @@ struct ServerSettings {
     http: Given<Scalar>,
     max_key_bytes: Given<Scalar>,
     max_in_flight: Given<Scalar>,
+    max_connections: Given<Scalar>,
+    max_connections_per_peer: Given<Scalar>,
+    max_connection_age: Given<Scalar>,
     tls: Given<TlsSettings>,
     tokens: Given<Vec<Given<Text>>>,
 }
@@ -223,6 +236,18 @@ fn server(given: &Given<ServerSettings>, folder: &Path, report: &mut Report) -> 
     set(&mut server.http, at.get("http", &settings.http, setting::address));
     set(&mut server.max_key_bytes, at.get("max_key_bytes", &settings.max_key_bytes, setting::max_key_bytes));
     set(&mut server.max_in_flight, at.get("max_in_flight", &settings.max_in_flight, setting::max_in_flight));
+    for (setting, name, given) in [
+        (&mut server.max_connections, "max_connections", &settings.max_connections),
+        (
+            &mut server.max_connections_per_peer,
+            "max_connections_per_peer",
+            &settings.max_connections_per_peer,
+        ),
+    ] {
+        set(setting, at.get(name, given, setting::max_connections));
+    }
+    let age = at.get("max_connection_age", &settings.max_connection_age, setting::max_connection_age);
+    set(&mut server.max_connection_age, age);
     let tokens = settings.tokens.value().into_iter().flatten().enumerate();
     for (n, path) in tokens {
         let read = |path: &Text| Token::read(&folder.join(path.bounded(1..=4096)?));

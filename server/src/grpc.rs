@@ -6,18 +6,18 @@ mod known;
 mod native;
 mod status;
 
-use crate::config::ServerTls;
 use crate::engine::Engine;
+use crate::listen::Connection;
 use crate::shed::Gate;
 use crate::tokens::Token;
 use std::future::Future;
-use std::path::Path;
+use std::io;
 use std::sync::Arc;
-use tokio::net::TcpListener;
+use std::time::Duration;
+use tokio_stream::Stream;
 use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_server as rls;
 use tollgate_proto::v1::rate_limiter_server::{RateLimiterServer, SERVICE_NAME};
-use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+use tonic::transport::Server;
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 /// The services whose health is told: the server as a whole, and each of its own.
@@ -31,7 +31,19 @@ pub(crate) const READY: &str = "ready";
 /// Calls that one connection may have in flight.
 const MAX_STREAMS: u32 = 1024;
 
-/// Serves on `listener` until `shutdown`, then finishes what is in flight.
+/// All header fields of a call together, in bytes.
+const MAX_HEADERS: u32 = 16 << 10;
+
+/// A peer that nothing was heard of for so long is asked whether it is there, and has so long to answer.
+const SILENCE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+
+/// A call has so long to say what it wants and to be answered. More than any wait for the store.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// How long calls in flight may take to finish when their connection has come of age.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Serves these connections until `shutdown`, then finishes what is in flight.
 ///
 /// # Errors
 /// The transport broke down.
@@ -39,8 +51,8 @@ pub(crate) async fn serve(
     engine: Arc<Engine>,
     gate: Arc<Gate>,
     health: HealthServer<impl Health>,
-    listener: TcpListener,
-    tls: Option<ServerTls>,
+    incoming: impl Stream<Item = io::Result<Connection>>,
+    age: Duration,
     tokens: Arc<[Token]>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -55,18 +67,14 @@ pub(crate) async fn serve(
             .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
             .include_reflection_service(false)
     };
-    let mut server = Server::builder();
-    match tls {
-        Some(tls) => server = server.tls_config(identity(&tls)?)?,
-        None if !listener.local_addr()?.ip().is_loopback() => {
-            tracing::warn!(
-                "gRPC is served beyond loopback without TLS: whoever reaches it can ask and borrow"
-            );
-        }
-        None => {}
-    }
-    server
+    Server::builder()
         .max_concurrent_streams(MAX_STREAMS)
+        .http2_max_header_list_size(MAX_HEADERS)
+        .http2_keepalive_interval(Some(SILENCE.0))
+        .http2_keepalive_timeout(Some(SILENCE.1))
+        .max_connection_age(age)
+        .max_connection_age_grace(GRACE)
+        .timeout(LONGEST)
         .layer(known::Known(tokens))
         .layer(deadline::Deadlines)
         .add_service(RateLimiterServer::new(native))
@@ -75,21 +83,7 @@ pub(crate) async fn serve(
         .add_service(reflection().build_v1()?)
         // grpcurl asks for either, depending on its age.
         .add_service(reflection().build_v1alpha()?)
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown)
+        .serve_with_incoming_shutdown(incoming, shutdown)
         .await?;
     Ok(())
-}
-
-/// As who it is served, and to whom. The files are read once, at the start.
-fn identity(tls: &ServerTls) -> Result<ServerTlsConfig, String> {
-    let read = |name: &str, path: &Path| {
-        std::fs::read(path)
-            .map_err(|error| format!("server.tls.{name}: {}: can not be read: {error}", path.display()))
-    };
-    let identity = Identity::from_pem(read("cert", &tls.cert)?, read("key", &tls.key)?);
-    let config = ServerTlsConfig::new().identity(identity);
-    Ok(match &tls.client_ca {
-        Some(ca) => config.client_ca_root(Certificate::from_pem(read("client_ca", ca)?)),
-        None => config,
-    })
 }

@@ -3,6 +3,7 @@
 mod json;
 
 use crate::engine::Engine;
+use crate::listen::{BEGINNING, Connection};
 use crate::reload::Reload;
 use crate::shed::Gate;
 use crate::store::Health;
@@ -10,18 +11,28 @@ use crate::tokens::{self, Token};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State as Of};
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use std::fmt::Write as _;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::net::TcpListener;
+use std::time::Duration;
 use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+use tokio_stream::{Stream, StreamExt as _};
 
 /// No body is larger, in bytes.
 const MOST_BYTES: usize = 1 << 20;
+
+/// A request has so long to say what it wants and to be answered.
+const LONGEST: Duration = Duration::from_secs(20);
 
 /// What the answers are made of.
 #[derive(Clone)]
@@ -48,11 +59,12 @@ impl State {
     }
 }
 
-/// Serves on `listener` until it ended, then finishes what is in flight.
-///
-/// # Errors
-/// The transport broke down.
-pub(crate) async fn serve(state: State, listener: TcpListener, ended: Arc<Notify>) -> io::Result<()> {
+/// Serves these connections until it ended, then finishes what is in flight.
+pub(crate) async fn serve(
+    state: State,
+    incoming: impl Stream<Item = io::Result<Connection>>,
+    ended: Arc<Notify>,
+) {
     let router = Router::new()
         .route("/json", post(json::decide))
         .route("/rlconfig", get(rlconfig))
@@ -60,8 +72,36 @@ pub(crate) async fn serve(state: State, listener: TcpListener, ended: Arc<Notify
         .route("/healthcheck", get(healthcheck))
         .route("/ready", get(ready))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
+        .layer(from_fn(in_time))
         .with_state(state);
-    axum::serve(listener, router).with_graceful_shutdown(async move { ended.notified().await }).await
+    // What axum would serve by has no clock, and so waits for header fields for ever.
+    let mut http = auto::Builder::new(TokioExecutor::new()).http1_only();
+    http.http1().timer(TokioTimer::new()).header_read_timeout(BEGINNING);
+    let connections = GracefulShutdown::new();
+    let mut incoming = pin!(incoming);
+    loop {
+        let connection = tokio::select! {
+            connection = incoming.next() => connection,
+            () = ended.notified() => break,
+        };
+        let Some(Ok(connection)) = connection else { break };
+        let service = TowerToHyperService::new(router.clone());
+        let served = http.serve_connection(TokioIo::new(connection), service).into_owned();
+        let served = connections.watch(served);
+        tokio::spawn(async move {
+            if let Err(error) = served.await {
+                tracing::debug!("a connection of HTTP failed: {error}");
+            }
+        });
+    }
+    connections.shutdown().await;
+}
+
+async fn in_time(request: Request, next: Next) -> Response {
+    match timeout(LONGEST, next.run(request)).await {
+        Ok(answer) => answer,
+        Err(_) => (StatusCode::REQUEST_TIMEOUT, format!("not said within {LONGEST:?}")).into_response(),
+    }
 }
 
 /// Only who shows a token is heard. Health is told to everybody.
@@ -103,7 +143,7 @@ async fn rlconfig(Of(state): Of<State>) -> String {
         // Writing to a string can not fail.
         if let Some(domain) = &read.domain {
             let since = humantime::format_rfc3339_seconds(
-                std::time::UNIX_EPOCH + std::time::Duration::from_micros(read.since.as_micros()),
+                std::time::UNIX_EPOCH + Duration::from_micros(read.since.as_micros()),
             );
             writeln!(text, "# {}: domain {:?}, since {since}", path.display(), domain.name)
                 .unwrap_or_default();

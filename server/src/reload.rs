@@ -1,5 +1,5 @@
 //! New rules while serving: whatever changes in the files of the rules holds within a second, for calls that come
-//! from then on.
+//! from then on. So does a new certificate, for connections.
 //!
 //! Files and folders are watched, and read anew when something happens in or beside them, on SIGHUP, and every
 //! few seconds in case nothing was heard of it. What is wrong stays as it was when it was last right: each
@@ -9,6 +9,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Source};
 use crate::rules::Live;
 use crate::rules::files::Files;
+use crate::tls::Identity;
 use crate::yaml;
 use arc_swap::ArcSwap;
 use notify::event::{AccessKind, AccessMode, EventKind};
@@ -37,6 +38,8 @@ pub struct Reload {
     state: Mutex<State>,
     /// As they were last read. Whoever wants to see them does not wait until they are read again.
     files: ArcSwap<Files>,
+    /// As who it is served.
+    identity: Option<Arc<Identity>>,
     clock: Clock,
     asked: Arc<Notify>,
 }
@@ -52,12 +55,12 @@ struct State {
 impl Reload {
     /// Reads the domains of that configuration. What is wrong with them goes to the log.
     #[must_use]
-    pub fn new(config: Config, clock: Clock) -> Self {
+    pub fn new(config: Config, identity: Option<Arc<Identity>>, clock: Clock) -> Self {
         let rules = config.rules.clone().live();
         let text = text(&config.source);
         let state = State { config, text, told: BTreeSet::new() };
         let (state, files) = (Mutex::new(state), ArcSwap::default());
-        let reload = Self { rules, state, files, clock, asked: Arc::default() };
+        let reload = Self { rules, state, files, identity, clock, asked: Arc::default() };
         reload.now();
         reload
     }
@@ -87,10 +90,15 @@ impl Reload {
         let before = self.files();
         let files = Files::read(&state.config.domains, &before, self.clock.now());
         wrong.extend(files.wrong().map(str::to_owned));
+        match self.identity.as_ref().map(|identity| identity.reload()) {
+            Some(Ok(true)) => tracing::info!("a new certificate is loaded, for connections from now on"),
+            Some(Err(error)) => wrong.extend([error]),
+            Some(Ok(false)) | None => {}
+        }
         tell(&before, &files);
         let mut news = wrong.difference(&state.told);
         for text in news.by_ref().take(MOST_TOLD) {
-            tracing::error!("rules that are wrong do not hold, what held before does: {text}");
+            tracing::error!("what is wrong does not hold, what held before does: {text}");
         }
         match news.count() {
             0 => {}
@@ -127,6 +135,7 @@ impl Reload {
     fn folders(&self) -> BTreeSet<PathBuf> {
         let state = self.state.lock();
         let mut places: Vec<PathBuf> = state.config.domains.clone();
+        places.extend(self.identity.iter().flat_map(|identity| identity.files()).map(Path::to_owned));
         places.extend(self.files().iter().map(|(path, _)| path.to_owned()));
         if let Source::File(path) = &state.config.source {
             places.push(path.clone());

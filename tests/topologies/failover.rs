@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
 use tollgate_server::clock::{Clock, instant};
 use tollgate_server::config::{StoreConfig, StoreUrl};
 use tollgate_server::store::{Store, connect};
@@ -111,6 +112,8 @@ impl Traffic {
 
 async fn call_on(store: Arc<dyn Store>, key: String, count: Arc<Count>, stop: Arc<AtomicBool>) -> Duration {
     let mut longest = Duration::ZERO;
+    let mut turns = interval(Duration::from_millis(1));
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !stop.load(Ordering::Relaxed) {
         let asked = instant();
         let answer = store.decide(vec![ask(&key).hit()], None).await;
@@ -120,7 +123,7 @@ async fn call_on(store: Arc<dyn Store>, key: String, count: Arc<Count>, stop: Ar
             Err(_) => count.failed.fetch_add(1, Ordering::Relaxed),
         };
         // Else a call that fails at once takes the machine from those that do not.
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        turns.tick().await;
     }
     longest
 }

@@ -5,12 +5,11 @@
 //! was left, and is halved when the bucket held less than was wished for. A grant that is spread over time says
 //! nothing about the wish: the service has chosen its size.
 
-use super::Leases;
 use super::purse::Terms;
+use super::{Grant, Leases};
 use crate::clock::{Moment, micros};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use tollgate_proto::v1::Reason;
 
 /// How long a denial is held at most, so that a block that was lifted or a limit that was raised is heard of.
 pub const HOLD_MOST: Duration = Duration::from_secs(1);
@@ -55,54 +54,6 @@ pub struct Return {
     pub lease_id: String,
     /// What was not spent of it.
     pub unused: u32,
-}
-
-/// What the service granted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Grant {
-    /// Names the lease; empty if nothing was taken from a bucket.
-    pub lease_id: String,
-    /// Tokens.
-    pub granted: u32,
-    /// The lease ends after this long.
-    pub valid_for: Duration,
-    /// They are to be spent evenly over this long; zero: at once, if need be.
-    pub spread_over: Duration,
-    /// The burst.
-    pub limit: u64,
-    /// Left in the bucket.
-    pub remaining: u64,
-    /// Nothing is to be had before, if nothing was granted.
-    pub retry_after: Duration,
-    /// Nothing is to be had because the key is blocked.
-    pub blocked: bool,
-    /// Whether to borrow for this bucket at all.
-    pub leasable: bool,
-    /// Tokens that a call costs.
-    pub cost: u32,
-    /// The service was without its store.
-    pub degraded: bool,
-}
-
-impl Grant {
-    /// What a reply of the service says.
-    #[must_use]
-    pub fn from_reply(reply: &tollgate_proto::v1::BorrowResponse) -> Self {
-        use crate::verdict::span;
-        Self {
-            lease_id: reply.lease_id.clone(),
-            granted: reply.granted,
-            valid_for: span(reply.valid_for),
-            spread_over: span(reply.spread_over),
-            limit: reply.limit,
-            remaining: reply.remaining,
-            retry_after: span(reply.retry_after),
-            blocked: reply.reason() == Reason::Blocked,
-            leasable: reply.leasable,
-            cost: reply.cost,
-            degraded: reply.degraded,
-        }
-    }
 }
 
 #[derive(Debug, Default)]

@@ -37,6 +37,18 @@ pub struct Overrides {
     #[arg(long, value_name = "CALLS", env = "TOLLGATE_MAX_IN_FLIGHT", value_parser = by(setting::max_in_flight))]
     max_in_flight: Option<usize>,
 
+    /// How many connections each of gRPC and HTTP may have at a time [default: 8192]
+    #[arg(long, value_name = "N", env = "TOLLGATE_MAX_CONNECTIONS", value_parser = by(setting::max_connections))]
+    max_connections: Option<usize>,
+
+    /// And how many of these may be from one peer [default: 1024]
+    #[arg(long, value_name = "N", env = "TOLLGATE_MAX_CONNECTIONS_PER_PEER", value_parser = by(setting::max_connections))]
+    max_connections_per_peer: Option<usize>,
+
+    /// How long a gRPC connection is used; then its caller is asked to make another [default: 1h]
+    #[arg(long, value_name = "TIME", env = "TOLLGATE_MAX_CONNECTION_AGE", value_parser = by(setting::max_connection_age))]
+    max_connection_age: Option<Duration>,
+
     /// The certificate that gRPC is served with, in PEM [default: none, so without TLS]
     #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CERT", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -110,6 +122,9 @@ impl Overrides {
         set(&mut server.http, self.http);
         set(&mut server.max_key_bytes, self.max_key_bytes);
         set(&mut server.max_in_flight, self.max_in_flight);
+        set(&mut server.max_connections, self.max_connections);
+        set(&mut server.max_connections_per_peer, self.max_connections_per_peer);
+        set(&mut server.max_connection_age, self.max_connection_age);
         if let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) {
             let client_ca = self.tls_client_ca.clone();
             server.tls = Some(ServerTls { cert: cert.clone(), key: key.clone(), client_ca });

@@ -13,6 +13,8 @@ const LONGEST_PREFIX: usize = 64;
 
 const DEADLINE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10);
 
+const AGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(30 * 86_400);
+
 /// A file or a folder that is there.
 pub(super) fn there(path: PathBuf) -> Result<PathBuf, String> {
     match path.metadata() {
@@ -31,6 +33,15 @@ pub(super) fn max_key_bytes(given: &Scalar) -> Result<usize, String> {
 
 pub(super) fn max_in_flight(given: &Scalar) -> Result<usize, String> {
     given.within(1..=1_000_000)
+}
+
+/// Also of one peer.
+pub(super) fn max_connections(given: &Scalar) -> Result<usize, String> {
+    given.within(1..=1_000_000)
+}
+
+pub(super) fn max_connection_age(given: &Scalar) -> Result<Duration, String> {
+    given.span_within(&AGE)
 }
 
 /// The error never quotes the text.

@@ -44,7 +44,8 @@ fn what_is_not_said_has_a_default() {
 #[test]
 fn what_is_said_holds() {
     let config = with(
-        "server: { grpc: 0.0.0.0:1, http: \"[::1]:2\", max_key_bytes: 65536, max_in_flight: 1 }\n\
+        "server: { grpc: 0.0.0.0:1, http: \"[::1]:2\", max_key_bytes: 65536, max_in_flight: 1,
+                    max_connections: 2, max_connections_per_peer: 3, max_connection_age: 1s }\n\
          store: { url: redis://cache/1, prefix: \"a:é\", deadline: 1s 500ms, connections: 64, instances: 500,
                   max_keys: 100000000, max_bytes: 1000000 }",
     );
@@ -53,6 +54,9 @@ fn what_is_said_holds() {
         http: "[::1]:2".parse().unwrap(),
         max_key_bytes: 65_536,
         max_in_flight: 1,
+        max_connections: 2,
+        max_connections_per_peer: 3,
+        max_connection_age: Duration::from_secs(1),
         tls: None,
         tokens: Vec::new(),
     };
@@ -102,6 +106,19 @@ fn a_wrong_setting_is_named_with_its_place() {
         ("server: { max_key_bytes: 1k }", 26, "server.max_key_bytes", "from 1 to 65536, got \"1k\""),
         ("server: { max_in_flight: 0 }", 26, "server.max_in_flight", "from 1 to 1000000, got 0"),
         ("server: { max_in_flight: 1000001 }", 26, "server.max_in_flight", "from 1 to 1000000, got 1000001"),
+        ("server: { max_connections: 0 }", 28, "server.max_connections", "from 1 to 1000000, got 0"),
+        (
+            "server: { max_connections_per_peer: -1 }",
+            37,
+            "server.max_connections_per_peer",
+            "from 1 to 1000000, got -1",
+        ),
+        (
+            "server: { max_connection_age: 0s }",
+            31,
+            "server.max_connection_age",
+            "from 1s to 30days, got \"0s\"",
+        ),
         ("store: [a]", 8, "store", "not a store; expected `memory` or a URL: redis://"),
         ("store: 5", 8, "store", "not a store"),
         ("store: -5", 8, "store", "not a store"),
@@ -242,6 +259,9 @@ fn overrides_beat_the_file() {
         "--http=127.0.0.1:2",
         "--max-key-bytes=3",
         "--max-in-flight=4",
+        "--max-connections=5",
+        "--max-connections-per-peer=6",
+        "--max-connection-age=7m",
         "--tls-cert=c",
         "--tls-key=k",
         "--tls-client-ca=a",
@@ -266,6 +286,9 @@ fn overrides_beat_the_file() {
         http: "127.0.0.1:2".parse().unwrap(),
         max_key_bytes: 3,
         max_in_flight: 4,
+        max_connections: 5,
+        max_connections_per_peer: 6,
+        max_connection_age: Duration::from_secs(420),
         tls: Some(ServerTls { cert: "c".into(), key: "k".into(), client_ca: Some("a".into()) }),
         tokens: Vec::new(),
     };
@@ -318,6 +341,9 @@ fn help_shows_the_defaults_that_hold() {
         ("HTTP", server.http.to_string()),
         ("MAX_KEY_BYTES", server.max_key_bytes.to_string()),
         ("MAX_IN_FLIGHT", server.max_in_flight.to_string()),
+        ("MAX_CONNECTIONS", server.max_connections.to_string()),
+        ("MAX_CONNECTIONS_PER_PEER", server.max_connections_per_peer.to_string()),
+        ("MAX_CONNECTION_AGE", humantime::format_duration(server.max_connection_age).to_string()),
         ("TLS_CERT", "none, so without TLS".to_owned()),
         ("TLS_KEY", "none".to_owned()),
         ("TLS_CLIENT_CA", "none, so all are".to_owned()),
