@@ -1,8 +1,10 @@
 //! gRPC by TLS: who is trusted, and who is served. By a client that shares no code with the server.
 
 use crate::support::authority::Authority;
-use crate::support::{Tollgate, eventually, grpcurl};
+use crate::support::{DEADLINE, Tollgate, eventually, grpcurl};
 use std::path::Path;
+use tollgate_client::Client;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 const CLASSES: &str = "classes: { read: { rate: 1/h, burst: 5 } }";
 
@@ -78,6 +80,55 @@ async fn a_new_certificate_is_shown_without_a_restart() {
     assert!(ask(&server, &["-cacert", &second_ca]).await.is_ok());
     let told = server.process().output();
     assert!(!told.contains("hunter2") && !told.contains("panicked"), "{told}");
+}
+
+/// `tollgate ask` and the client crate show what they are told to.
+#[tokio::test]
+async fn our_own_clients_show_certificates_and_tokens() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let folder = tempfile::tempdir().unwrap();
+    let [ca, cert, key] = ours.files(folder.path(), "localhost").map(|file| text(&file));
+    let [client_ca, client_cert, client_key] = theirs.files(folder.path(), "gateway").map(|file| text(&file));
+    let token_file = folder.path().join("token");
+    std::fs::write(&token_file, "a secret of gateway 1\n").unwrap();
+    let token_file = text(&token_file);
+    let server = Tollgate::start(&format!(
+        "server: {{ tls: {{ cert: \"{cert}\", key: \"{key}\", client_ca: \"{client_ca}\" }}, tokens: [ \"{token_file}\" ] }}\n{CLASSES}"
+    ))
+    .await;
+    let url = format!("https://localhost:{}", server.grpc().port());
+    let ask = async |how: &[&str]| {
+        let mut command = Tollgate::command();
+        command.args(["ask", "alice", "--class", "read", "--deadline", "10s", "--server", &url]).args(how);
+        tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap()
+    };
+    let known = ["--ca", &ca, "--cert", &client_cert, "--key", &client_key];
+    let told = eventually("it is served", async || {
+        let told = ask(&[&known[..], &["--token-file", &token_file]].concat()).await;
+        told.status.success().then_some(told)
+    })
+    .await;
+    assert!(String::from_utf8_lossy(&told.stdout).starts_with("allowed: 1 taken"), "{told:?}");
+    let told = ask(&known).await;
+    assert!(
+        !told.status.success() && String::from_utf8_lossy(&told.stderr).contains("no bearer token"),
+        "{told:?}"
+    );
+    assert!(!ask(&["--ca", &ca, "--token-file", &token_file]).await.status.success(), "no certificate");
+    assert!(!ask(&["--token-file", &token_file]).await.status.success(), "an authority that nobody knows");
+
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ours.pem())).identity(
+        Identity::from_pem(std::fs::read(client_cert).unwrap(), std::fs::read(client_key).unwrap()),
+    );
+    let client = |token: &str| Client::builder(&url).deadline(DEADLINE).tls(tls.clone()).token(token);
+    let known = client("a secret of gateway 1").build().unwrap();
+    assert!(known.decide("bob", "read", None).await.unwrap().allowed());
+    let unknown = client("a secret of gateway 2");
+    assert!(!format!("{unknown:?}").contains("secret"), "{unknown:?}");
+    let error = unknown.build().unwrap().decide("bob", "read", None).await.unwrap_err();
+    assert!(error.is_refusal() && error.to_string().contains("not a token that is known here"), "{error}");
+    let error = client("a\nb").build().unwrap_err();
+    assert_eq!(error.to_string(), "token: ***; expected printable characters of ASCII");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::fallback::{Fallback, Outage, Rule};
 use crate::keeper::{END, keep};
 use crate::keys::{Key, Keys};
-use crate::service::Service;
+use crate::service::{Authorization, Service};
 use crate::shared::Shared;
 use crate::verdict::{Answer, Denial, Verdict};
 use async_channel::Sender;
@@ -70,6 +70,7 @@ impl Client {
             fallback: Fallback::Deny,
             fallbacks: HashMap::new(),
             tls: None,
+            token: None,
         }
     }
 
@@ -182,6 +183,8 @@ pub struct Builder {
     fallback: Fallback,
     fallbacks: HashMap<String, Fallback>,
     tls: Option<Tls>,
+    /// Sensitive, so it is never printed; an error where the text can be no header field.
+    token: Option<Result<Authorization, ()>>,
 }
 
 impl Builder {
@@ -223,6 +226,16 @@ impl Builder {
         self
     }
 
+    /// The bearer token that is shown with each call. It is a secret by TLS only.
+    pub fn token(mut self, token: &str) -> Self {
+        let mut shown = Authorization::try_from(format!("Bearer {token}")).map_err(drop);
+        if let Ok(shown) = &mut shown {
+            shown.set_sensitive(true);
+        }
+        self.token = Some(shown);
+        self
+    }
+
     /// Certificates and names for `https` endpoints. Unless set, the roots of the web are trusted.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: tonic::transport::ClientTlsConfig) -> Self {
@@ -258,6 +271,9 @@ impl Builder {
                 return wrong("fallback", format!("{burst} at {rate_per_s} a second"), "both above zero");
             }
         }
+        let Ok(token) = self.token.transpose() else {
+            return wrong("token", "***".to_owned(), "printable characters of ASCII");
+        };
         let endpoints =
             self.endpoints.iter().map(|url| reach(url, self.tls.as_ref())).collect::<Result<Vec<_>, _>>()?;
         let (wanted, wants) = async_channel::bounded(MOST_WANTED);
@@ -267,7 +283,7 @@ impl Builder {
         let shared = Arc::new(Shared {
             clock: Clock::system(),
             keys: Keys::new(self.max_keys),
-            service: Service::new(endpoints, deadline, gateway),
+            service: Service::new(endpoints, deadline, gateway, token),
             outage: Outage::default(),
             wanted: wanted.clone(),
             // Above all numbers of an earlier life under the same name.

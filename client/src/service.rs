@@ -12,10 +12,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 use tollgate_proto::v1;
 use tollgate_proto::v1::rate_limiter_client::RateLimiterClient;
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, ConnectError, Request, Response, Status};
 
 type Stub = RateLimiterClient<Channel>;
+
+pub(crate) type Authorization = MetadataValue<Ascii>;
 
 /// An idle connection is looked after, so that a dead one is noticed before it is needed.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(2));
@@ -26,12 +29,19 @@ pub(crate) struct Service {
     current: AtomicUsize,
     deadline: Duration,
     gateway: String,
+    /// What each call shows.
+    token: Option<Authorization>,
     calls: AtomicU64,
 }
 
 impl Service {
     /// Connects with the first call. There is at least one endpoint.
-    pub(crate) fn new(endpoints: Vec<Endpoint>, deadline: Duration, gateway: String) -> Self {
+    pub(crate) fn new(
+        endpoints: Vec<Endpoint>,
+        deadline: Duration,
+        gateway: String,
+        token: Option<Authorization>,
+    ) -> Self {
         let connect = |endpoint: Endpoint| {
             let endpoint = endpoint
                 .connect_timeout(deadline)
@@ -48,6 +58,7 @@ impl Service {
             current,
             deadline,
             gateway,
+            token,
             calls: AtomicU64::new(0),
         }
     }
@@ -108,6 +119,9 @@ impl Service {
                 let Some(stub) = self.stubs.get(at % self.stubs.len()) else { break };
                 let mut request = Request::new(message.clone());
                 request.set_timeout(self.deadline);
+                if let Some(token) = &self.token {
+                    request.metadata_mut().insert("authorization", token.clone());
+                }
                 status = match send(stub.clone(), request).await {
                     Ok(response) => return Ok(response.into_inner()),
                     Err(status) => status,

@@ -1,8 +1,10 @@
 //! `tollgate ask`: one decision, for people.
 
 use anyhow::Context as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tollgate_client::{Answer, Client, Denial, Verdict};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 #[derive(clap::Args)]
 pub(crate) struct Ask {
@@ -20,17 +22,49 @@ pub(crate) struct Ask {
     /// How long to wait for the answer
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = humantime::parse_duration)]
     deadline: Duration,
+    /// The authority that has signed the server's certificate, in PEM, for an https URL [default: those of the web]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_ASK_CA")]
+    ca: Option<PathBuf>,
+    /// A certificate to show to the server, in PEM [default: none]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_ASK_CERT", requires = "key_file")]
+    cert: Option<PathBuf>,
+    /// Its key, in PEM [default: none]
+    #[arg(long = "key", value_name = "FILE", env = "TOLLGATE_ASK_KEY", requires = "cert")]
+    key_file: Option<PathBuf>,
+    /// A file with a bearer token to show to the server [default: none]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_ASK_TOKEN_FILE")]
+    token_file: Option<PathBuf>,
 }
 
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn ask(arguments: &Ask) -> anyhow::Result<()> {
-    let client = Client::builder(&arguments.server).deadline(arguments.deadline).build()?;
+    let client = client(arguments)?;
     let answer = client
         .should_rate_limit(&arguments.key, &arguments.class, arguments.cost)
         .await
         .with_context(|| format!("asked {}", arguments.server))?;
     println!("{}", told(&answer));
     Ok(())
+}
+
+fn client(arguments: &Ask) -> anyhow::Result<Client> {
+    let mut client = Client::builder(&arguments.server).deadline(arguments.deadline);
+    let mut tls = ClientTlsConfig::new();
+    tls = match &arguments.ca {
+        Some(ca) => tls.ca_certificate(Certificate::from_pem(read(ca)?)),
+        None => tls.with_enabled_roots(),
+    };
+    if let Some((cert, key)) = arguments.cert.as_ref().zip(arguments.key_file.as_ref()) {
+        tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+    }
+    if let Some(file) = &arguments.token_file {
+        client = client.token(read(file)?.trim_end());
+    }
+    Ok(client.tls(tls).build()?)
+}
+
+fn read(file: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(file).with_context(|| file.display().to_string())
 }
 
 fn told(answer: &Answer) -> String {
