@@ -3,6 +3,7 @@
 //! What must hold in any case: every call is answered, no answer is wrong, nothing piles up, and what is decided
 //! without Redis says so.
 
+mod network;
 mod shares;
 
 use crate::support::calls::{Caller, allowed, denied, span};

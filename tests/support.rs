@@ -8,6 +8,7 @@ pub(crate) mod calls;
 pub(crate) mod raw;
 pub(crate) mod relay;
 pub(crate) mod several;
+pub(crate) mod wire;
 
 use deadpool_redis::redis;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};

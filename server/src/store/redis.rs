@@ -177,7 +177,7 @@ impl Store for Redis {
         if let Some((connection, generation)) = beating.take()
             && generation == self.road.link.generation()
         {
-            match self.beat(&mut beating, connection, generation).await {
+            match self.beat(&mut beating, connection, generation, false).await {
                 // It has died meanwhile. Redis may be there again.
                 Err(StoreError::Unreachable(_)) => {}
                 told => return told,
@@ -191,7 +191,7 @@ impl Store for Redis {
                 return Err(unreachable(error));
             }
         };
-        self.beat(&mut beating, connection, generation).await
+        self.beat(&mut beating, connection, generation, true).await
     }
 }
 
@@ -201,13 +201,14 @@ impl Redis {
         held: &mut Option<(Held, u64)>,
         mut connection: Held,
         generation: u64,
+        is_first: bool,
     ) -> Result<u32, StoreError> {
-        let mut told = self.beat_at(INSTANCES, &mut connection).await;
+        let mut told = self.beat_at(INSTANCES, &mut connection, is_first).await;
         if connection.is_cluster() {
             // Who counts may be the one that is gone; then it is not known how many there are.
             for elsewhere in ELSEWHERE {
                 if told.is_err() {
-                    told = self.beat_at(elsewhere, &mut connection).await.map(|_| 0);
+                    told = self.beat_at(elsewhere, &mut connection, false).await.map(|_| 0);
                 }
             }
         }
@@ -224,13 +225,23 @@ impl Redis {
         told
     }
 
-    async fn beat_at(&self, place: &str, connection: &mut Held) -> Result<u32, StoreError> {
+    /// The first one on a connection looks at Redis's settings, too.
+    async fn beat_at(&self, place: &str, connection: &mut Held, is_first: bool) -> Result<u32, StoreError> {
         let prefix = &self.road.prefix;
-        let mut beat = HEARTBEAT.by_hash(3, 128);
-        beat.arg(1).arg(format!("{prefix}:probe:{{{place}}}")).arg(channel(prefix));
+        let mut beat = HEARTBEAT.by_hash(4, 128);
+        beat.arg(1).arg(format!("{prefix}:probe:{{{place}}}")).arg(channel(prefix)).arg(u8::from(is_first));
         let (slot, asked) = (cluster::slot(place), instant());
         match timeout(self.road.deadline, script::call(&HEARTBEAT, slot, &beat, connection)).await {
-            Ok(Ok(instances)) => Ok(instances),
+            Ok(Ok((instances, memory))) => {
+                let memory: String = memory;
+                if let Some(policy) = evicting(&memory) {
+                    tracing::warn!(
+                        "maxmemory-policy is {policy}: a Redis that is full drops buckets and blocks, as if they had \
+                         never been; expected noeviction"
+                    );
+                }
+                Ok(instances)
+            }
             Ok(Err(error)) => Err(refused(&error).unwrap_or_else(|| {
                 connection.doubt(slot, asked);
                 lost(&error)
@@ -290,6 +301,13 @@ fn read(setting: &str, path: &Path) -> Result<Vec<u8>, StoreError> {
     Ok(bytes)
 }
 
+/// By which policy does a Redis that says this of its memory drop keys, if it does?
+fn evicting(memory: &str) -> Option<&str> {
+    let said = |name: &str| memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    said("maxmemory").filter(|bytes| *bytes != "0")?;
+    said("maxmemory_policy").filter(|policy| *policy != "noeviction")
+}
+
 /// Where instances listen that share these keys. The braces are for clusters: it is where heartbeats are.
 fn channel(prefix: &str) -> String {
     format!("{prefix}:{{{INSTANCES}}}")
@@ -316,5 +334,26 @@ fn unreachable(error: PoolError<RedisError>) -> StoreError {
     match error {
         PoolError::Backend(error) => StoreError::Unreachable(error.to_string()),
         error => StoreError::Unreachable(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_drops_keys_is_known_by_what_it_says_of_its_memory() {
+        for (memory, policy) in [
+            (
+                "# Memory\r\nmaxmemory:100\r\nmaxmemory_human:100B\r\nmaxmemory_policy:volatile-ttl\r\n",
+                Some("volatile-ttl"),
+            ),
+            ("maxmemory:100\r\nmaxmemory_policy:noeviction\r\n", None),
+            ("maxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n", None),
+            ("maxmemory_policy:allkeys-lru\r\n", None),
+            ("", None),
+        ] {
+            assert_eq!(evicting(memory), policy, "{memory}");
+        }
     }
 }

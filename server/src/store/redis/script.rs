@@ -42,12 +42,14 @@ impl Script {
 }
 
 /// Does what decisions need to be able to do: run a script that writes; nobody ever sees the key. Then it tells how
-/// many instances [listen](super::presence), if it may know.
+/// many instances [listen](super::presence), if it may know, and if it is asked to what Redis says of its memory.
 pub(super) static HEARTBEAT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "redis.call('SET', KEYS[1], '', 'PX', 1000)\n\
          redis.call('DEL', KEYS[1])\n\
-         return redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])[2] or 0"
+         local instances = redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])[2] or 0\n\
+         local memory = ARGV[2] == '1' and redis.pcall('INFO', 'memory')\n\
+         return { instances, type(memory) == 'string' and memory or '' }"
             .to_owned(),
     )
 });
