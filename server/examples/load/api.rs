@@ -20,6 +20,15 @@ pub(crate) struct Call {
     pub(crate) cost: Option<u32>,
 }
 
+/// What is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Allowed,
+    Denied,
+    /// Decided by a share, without the store.
+    Degraded,
+}
+
 /// Asks over one connection. A clone asks over the same one.
 #[derive(Clone)]
 pub(crate) enum Client {
@@ -36,13 +45,17 @@ impl Api {
 
 impl Client {
     /// Is it allowed?
-    pub(crate) async fn ask(&mut self, call: Call) -> Result<bool, Status> {
+    pub(crate) async fn ask(&mut self, call: Call) -> Result<Answer, Status> {
         let Call { key, class, cost } = call;
         match self {
             Self::Native(client) => {
                 let asked = v1::ShouldRateLimitRequest { key, class, cost };
-                let answer = client.should_rate_limit(asked).await?;
-                Ok(answer.into_inner().verdict() == v1::Verdict::Allow)
+                let answer = client.should_rate_limit(asked).await?.into_inner();
+                Ok(match answer.verdict() {
+                    _ if answer.degraded => Answer::Degraded,
+                    v1::Verdict::Allow => Answer::Allowed,
+                    _ => Answer::Denied,
+                })
             }
         }
     }

@@ -60,6 +60,8 @@ enum Row {
     P8,
     /// Start and size
     P9,
+    /// Three times more calls than the store can decide
+    Overload,
 }
 
 /// What all rows stand on.
@@ -140,6 +142,7 @@ impl Bench {
             Row::P7 => rows::bytes(self, table).await,
             Row::P8 => rows::growth(self, table).await,
             Row::P9 => rows::start(self, table).await,
+            Row::Overload => rows::overload(self, table).await,
         }
     }
 
@@ -173,7 +176,7 @@ impl Bench {
 
     /// Tollgate on a store in its memory.
     async fn on_memory(&self, rules: &str) -> anyhow::Result<Server> {
-        Server::tollgate(&self.tollgate, rules, "memory", self.cores.server).await
+        Server::tollgate(&self.tollgate, rules, "memory", self.cores.server, &[]).await
     }
 
     async fn empty_redis(&self) -> anyhow::Result<RedisServer> {
@@ -181,7 +184,12 @@ impl Bench {
     }
 
     async fn on_redis(&self, rules: &str, redis: &RedisServer) -> anyhow::Result<Server> {
-        Server::tollgate(&self.tollgate, rules, &redis.url, self.cores.server).await
+        // What waits long is to be seen in the latency; turned away, it would have cost nothing.
+        self.on_redis_with(rules, redis, &["--store-deadline", "1s"]).await
+    }
+
+    async fn on_redis_with(&self, rules: &str, redis: &RedisServer, more: &[&str]) -> anyhow::Result<Server> {
+        Server::tollgate(&self.tollgate, rules, &redis.url, self.cores.server, more).await
     }
 
     /// Full load: as many calls in flight as keep a server busy, after a moment that is not counted.

@@ -1,6 +1,6 @@
 //! The load: callers on a few connections, each of which asks, waits for the answer, and asks again.
 
-use crate::api::{Api, Client};
+use crate::api::{Answer, Api, Client};
 use crate::keys::Traffic;
 use crate::pace::Pace;
 use anyhow::Context as _;
@@ -102,9 +102,10 @@ async fn call(mut client: Client, shared: Arc<Shared>, mut rng: SmallRng) {
 pub(crate) struct Tally {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
+    pub(crate) degraded: u64,
     pub(crate) errors: u64,
     pub(crate) first_error: Option<Status>,
-    /// From when a call was to begin until its answer, in microseconds.
+    /// From when a call was to begin until it was allowed or denied by the store, in microseconds.
     pub(crate) latency: Histogram<u64>,
 }
 
@@ -112,16 +113,21 @@ impl Tally {
     pub(crate) fn new() -> anyhow::Result<Self> {
         // To a part in a thousand, up to a minute.
         let latency = Histogram::new_with_bounds(1, 60_000_000, 3)?;
-        Ok(Self { allowed: 0, denied: 0, errors: 0, first_error: None, latency })
+        Ok(Self { allowed: 0, denied: 0, degraded: 0, errors: 0, first_error: None, latency })
     }
 
-    pub(crate) fn count(&mut self, answer: Result<bool, Status>, latency: Duration) {
+    pub(crate) fn count(&mut self, answer: Result<Answer, Status>, latency: Duration) {
         match answer {
-            Ok(true) => self.allowed += 1,
-            Ok(false) => self.denied += 1,
+            Ok(Answer::Allowed) => self.allowed += 1,
+            Ok(Answer::Denied) => self.denied += 1,
+            Ok(Answer::Degraded) => {
+                self.degraded += 1;
+                return;
+            }
             Err(status) => {
                 self.errors += 1;
                 self.first_error.get_or_insert(status);
+                return;
             }
         }
         self.latency.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(u64::MAX));
@@ -129,7 +135,7 @@ impl Tally {
 
     /// All answers.
     pub(crate) fn calls(&self) -> u64 {
-        self.allowed + self.denied + self.errors
+        self.allowed + self.denied + self.degraded + self.errors
     }
 }
 
@@ -152,11 +158,16 @@ mod tests {
     fn every_answer_is_counted_once_with_its_latency() {
         let mut tally = Tally::new().unwrap();
         for micros in 1..=1000 {
-            tally.count(Ok(micros % 2 == 0), Duration::from_micros(micros));
+            let answer = if micros % 2 == 0 { Answer::Allowed } else { Answer::Denied };
+            tally.count(Ok(answer), Duration::from_micros(micros));
         }
-        tally.count(Err(Status::unavailable("first")), Duration::from_secs(3600));
+        tally.count(Ok(Answer::Allowed), Duration::from_secs(3600));
+        // Of those that the store has not decided there is no latency.
+        tally.count(Err(Status::unavailable("first")), Duration::ZERO);
         tally.count(Err(Status::unavailable("second")), Duration::ZERO);
-        assert_eq!((tally.allowed, tally.denied, tally.errors, tally.calls()), (500, 500, 2, 1002));
+        tally.count(Ok(Answer::Degraded), Duration::ZERO);
+        assert_eq!((tally.allowed, tally.denied, tally.degraded, tally.errors), (501, 500, 1, 2));
+        assert_eq!((tally.calls(), tally.latency.len()), (1004, 1001));
         assert_eq!(tally.first_error.unwrap().message(), "first");
         assert!((495..=505).contains(&tally.latency.value_at_quantile(0.5)));
         // Longer than it can say, but not lost.

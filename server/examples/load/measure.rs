@@ -60,6 +60,7 @@ pub(crate) struct Measured {
     pub(crate) decisions: u64,
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
+    pub(crate) degraded: u64,
     pub(crate) errors: u64,
     pub(crate) first_error: Option<String>,
     pub(crate) elapsed: Duration,
@@ -94,6 +95,7 @@ impl Measured {
             decisions,
             allowed: tally.allowed,
             denied: tally.denied,
+            degraded: tally.degraded,
             errors: tally.errors,
             first_error: tally.first_error.as_ref().map(ToString::to_string),
             elapsed: *elapsed,
@@ -133,13 +135,17 @@ pub(crate) fn number(count: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::Answer;
     use crate::load::Tally;
 
     #[test]
     fn costs_are_told_by_decision() {
         let mut tally = Tally::new().unwrap();
         for allowed in [true, true, true, false] {
-            tally.count(Ok(allowed), Duration::from_micros(100));
+            tally.count(
+                Ok(if allowed { Answer::Allowed } else { Answer::Denied }),
+                Duration::from_micros(100),
+            );
         }
         let outcome = Outcome { tally, elapsed: Duration::from_secs(2) };
         let at = |server, scripts, here, all| Spent {

@@ -5,12 +5,13 @@ use crate::cpu;
 use crate::load::Callers;
 use crate::redis::Redis;
 use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, interval, sleep};
 use tollgate_server::clock::instant;
 use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
@@ -98,12 +99,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Tollgate, by these rules, ready to serve.
+    /// Tollgate, by these rules and with these arguments, ready to serve.
     pub(crate) async fn tollgate(
         program: &Path,
         rules: &str,
         store: &str,
         core: Option<usize>,
+        more: &[&str],
     ) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         std::fs::write(folder.path().join("rules.yaml"), rules)?;
@@ -111,9 +113,7 @@ impl Server {
         // Room for all keys: what is dropped is not measured.
         let room = ["--max-keys", "4000000", "--max-bytes", "4000000000"];
         let listens = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"];
-        // What waits long is to be seen in the latency; turned away, it would have cost nothing.
-        let patient = ["--store-deadline", "1s"];
-        let arguments = [arguments.as_slice(), &room, &patient, &listens].concat();
+        let arguments = [arguments.as_slice(), &room, more, &listens].concat();
         let mut process = Process::start(program, folder, core, &arguments)?;
         let address = process.address().await?;
         process.until("it is SERVING", async |_: &Process| is_serving(address).await.then_some(())).await?;
@@ -170,6 +170,18 @@ impl RedisServer {
 
     pub(crate) fn pid(&self) -> u32 {
         self.process.pid()
+    }
+
+    /// Has it stand still for 19 of each 20 ms, until this is dropped.
+    pub(crate) async fn slow_down<T>(&self) -> anyhow::Result<T> {
+        let pid = Pid::from_raw(self.pid().try_into()?).context("a process")?;
+        let mut turns = interval(Duration::from_millis(20));
+        loop {
+            turns.tick().await;
+            kill_process(pid, Signal::STOP)?;
+            sleep(Duration::from_millis(19)).await;
+            kill_process(pid, Signal::CONT)?;
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! A look at a Redis from beside the server: how often it was called, what it holds, how fast it is alone.
 
+use crate::api::Answer;
 use crate::load::{Outcome, Tally};
 use anyhow::Context as _;
 use deadpool_redis::redis::aio::MultiplexedConnection;
@@ -56,7 +57,7 @@ impl Redis {
         while start.elapsed() < span {
             let from = instant();
             let _: Option<u64> = script.key("alone").invoke_async(connection).await?;
-            tally.count(Ok(true), instant() - from);
+            tally.count(Ok(Answer::Allowed), instant() - from);
         }
         Ok(Outcome { tally, elapsed: start.elapsed() })
     }

@@ -10,6 +10,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Budget {
     AtMost(f64),
+    AtLeast(f64),
     /// As good as exact: so much below this is still met.
     Within(f64, f64),
     /// It is for reading the others by.
@@ -20,6 +21,7 @@ impl Budget {
     fn is_met(self, figure: f64) -> Option<bool> {
         match self {
             Self::AtMost(most) => Some(figure <= most),
+            Self::AtLeast(least) => Some(figure >= least),
             Self::Within(least, most) => Some(least <= figure && figure <= most),
             Self::None => None,
         }
@@ -30,6 +32,7 @@ impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AtMost(most) => write!(f, "<= {}", Figure(*most)),
+            Self::AtLeast(least) => write!(f, ">= {}", Figure(*least)),
             Self::Within(least, most) => write!(f, "{} to {}", Figure(*least), Figure(*most)),
             Self::None => Ok(()),
         }

@@ -37,6 +37,7 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -109,7 +110,8 @@ impl Redis {
         });
         for _ in 0..config.connections {
             let (jobs, connections, road) = (jobs.clone(), connections.clone(), road.clone());
-            tokio::spawn(Lane { jobs, connections, held: None, road }.run());
+            let takes = Duration::ZERO;
+            tokio::spawn(Lane { jobs, connections, held: None, takes, road }.run());
         }
         Ok(Self {
             queue,
@@ -126,7 +128,7 @@ impl Redis {
         let ours = instant() + patience;
         let until = deadline.map_or(ours, |theirs| theirs.min(ours));
         let (reply, answer) = oneshot::channel();
-        self.queue.try_send(Job { call, reply }).map_err(|_| StoreError::Overloaded(WAITING))?;
+        self.queue.try_send(Job { call, until, reply }).map_err(|_| StoreError::Overloaded(WAITING))?;
         match timeout_at(until, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(StoreError::Failed("the call was dropped".into())),

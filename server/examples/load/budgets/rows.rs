@@ -4,7 +4,7 @@ use super::{Bench, ask_each, crowd, ratio, watched};
 use crate::api::Api;
 use crate::cpu;
 use crate::keys::{Classes, Keys, NAME_BYTES, Traffic};
-use crate::measure::{Watched, number};
+use crate::measure::{Measured, Watched, number};
 use crate::peer::{RedisServer, Server};
 use crate::table::{Budget, Table};
 use anyhow::ensure;
@@ -283,6 +283,45 @@ pub(super) async fn start(bench: &Bench, table: &mut Table) -> anyhow::Result<()
     }
     let size = number(std::fs::metadata(&bench.tollgate)?.len()) / 1e6;
     table.figure("P9", "MB of the binary, stripped", Budget::AtMost(15.0), size);
+    Ok(())
+}
+
+/// What happens above what the store can decide. Redis stands still for nearly all of the time, so that the server and
+/// the load have time to spare.
+pub(super) async fn overload(bench: &Bench, table: &mut Table) -> anyhow::Result<()> {
+    let redis = bench.empty_redis().await?;
+    // No more wait than Redis decides within the deadline.
+    let bounds = ["--max-in-flight", "256", "--store-connections", "1", "--store-deadline", "100ms"];
+    let tollgate = bench.on_redis_with(RULES, &redis, &bounds).await?;
+    let load = async {
+        let full = tollgate.callers(Api::Native, 4, 60).await?;
+        let kept = of("kept", KEYS);
+        full.closed(kept()?, bench.span / 10).await?;
+        let full = watched(&tollgate, Some(&redis)).during(full.closed(kept()?, bench.span)).await?;
+        let callers = tollgate.callers(Api::Native, 4, 1000).await?;
+        let rate = 3.0 * full.per_second;
+        callers.open(kept()?, rate, bench.span / 10).await?;
+        let over = watched(&tollgate, Some(&redis)).during(callers.open(kept()?, rate, bench.span)).await?;
+        anyhow::Ok((full, over))
+    };
+    let (full, over) = tokio::select! {
+        both = load => both?,
+        failed = redis.slow_down() => failed?,
+    };
+    table.run("Overload: as much as Redis can decide", &full);
+    table.run("Overload: three times that", &over);
+    let decided = |run: &Measured| number(run.allowed + run.denied) / run.elapsed.as_secs_f64();
+    let what = "decided by Redis at three times the load / at full load";
+    table.figure("Overload", what, Budget::AtLeast(0.9), decided(&over) / decided(&full));
+    table.figure("Overload", "p99 of those, ms", Budget::AtMost(105.0), over.p99() / 1e3);
+    let part = |count: u64| 100.0 * number(count) / number(over.decisions);
+    table.figure("Overload", "of all calls, refused, percent", Budget::None, part(over.errors));
+    table.figure(
+        "Overload",
+        "of all calls, decided without Redis, percent",
+        Budget::None,
+        part(over.degraded),
+    );
     Ok(())
 }
 

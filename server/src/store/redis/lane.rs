@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::yield_now;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// Calls that one script call decides at most: enough to make its own cost small, few enough that Redis
 /// turns to others every few hundred microseconds.
@@ -31,6 +31,8 @@ const DEMOTED: &str = "READONLY: it is a replica";
 
 pub(super) struct Job {
     pub(super) call: Call,
+    /// So long it is waited for.
+    pub(super) until: Instant,
     pub(super) reply: oneshot::Sender<Result<Answer, StoreError>>,
 }
 
@@ -38,6 +40,8 @@ pub(super) struct Lane {
     pub(super) jobs: async_channel::Receiver<Job>,
     pub(super) connections: Connections,
     pub(super) held: Option<Held>,
+    /// How long a script call takes these days.
+    pub(super) takes: Duration,
     pub(super) road: Arc<Road>,
 }
 
@@ -65,20 +69,36 @@ impl Lane {
         while let Ok(first) = self.jobs.recv().await {
             // Whoever is about to ask may do so first: all that has come by now goes out together.
             yield_now().await;
-            let (mut keys, mut jobs) = (first.call.keys(), vec![first]);
-            while jobs.len() < MOST_CALLS
-                && keys < ENOUGH_KEYS
-                && let Ok(job) = self.jobs.try_recv()
-            {
-                keys += job.call.keys();
-                jobs.push(job);
+            let soon = self.soon();
+            let (mut keys, mut jobs, mut next) = (0, Vec::new(), Some(first));
+            while let Some(job) = next {
+                if job.until > soon {
+                    keys += job.call.keys();
+                    jobs.push(job);
+                } else {
+                    job.answer(Err(StoreError::Timeout(self.road.deadline)));
+                }
+                let is_enough = jobs.len() == MOST_CALLS || keys >= ENOUGH_KEYS;
+                next = if is_enough { None } else { self.jobs.try_recv().ok() };
             }
             // Nobody waits for these any more.
             jobs.retain(|job| !job.reply.is_closed());
-            if !jobs.is_empty() {
-                self.serve(jobs).await;
+            if jobs.is_empty() {
+                // Nothing says how long it would have taken, so it is tried again with less care.
+                self.takes /= 2;
+                continue;
             }
+            let asked = instant();
+            self.serve(jobs).await;
+            self.takes = (self.takes + asked.elapsed()) / 2;
         }
+    }
+
+    /// When there will be an answer to what is sent now, for all that is known. Where more comes than Redis can decide,
+    /// all that is taken from a queue in its order is late when it is answered: it would be charged, and nobody would
+    /// hear of it. So what could not be answered in time is not sent. A call that has just come always is.
+    fn soon(&self) -> Instant {
+        instant() + (2 * self.takes).min(self.road.deadline / 2)
     }
 
     async fn serve(&mut self, jobs: Vec<Job>) {
