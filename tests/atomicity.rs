@@ -1,6 +1,6 @@
 //! However many ask at once, and through however many instances, a bucket gives what it has and no more.
 
-use crate::stores::{Ask, START, Tested, at_once, each_and_clusters, left, once};
+use crate::stores::{Ask, START, Tested, at_once, each_and_topologies, left, once};
 use std::sync::Arc;
 use std::time::Duration;
 use tollgate_server::algorithm::ALL;
@@ -21,7 +21,7 @@ fn instances(tested: &Tested, count: usize) -> Vec<Arc<dyn Store>> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn callers_at_once_get_exactly_the_limit() {
     let clock = Clock::manual(START);
-    for tested in each_and_clusters(&clock).await {
+    for tested in each_and_topologies(&clock).await {
         for (algorithm, count) in ALL.iter().flat_map(|algorithm| INSTANCES.map(|count| (algorithm, count))) {
             let stores = instances(&tested, count);
             let ask = Ask::new(&format!("{algorithm:?} by {count}"), "c", once(100), 1).by(algorithm);
@@ -44,7 +44,7 @@ async fn callers_at_once_get_exactly_the_limit() {
 /// As above, but by the time of the machine and of Redis, as in life.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn callers_at_once_get_exactly_the_limit_in_real_time() {
-    for tested in each_and_clusters(&Clock::system()).await {
+    for tested in each_and_topologies(&Clock::system()).await {
         for count in INSTANCES {
             let stores = instances(&tested, count);
             let ask = Ask::new(&format!("by {count}"), "c", once(40), 1);
@@ -61,7 +61,7 @@ async fn callers_at_once_get_exactly_the_limit_in_real_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_is_lost_between_callers_with_different_costs() {
     let clock = Clock::manual(START);
-    for tested in each_and_clusters(&clock).await {
+    for tested in each_and_topologies(&clock).await {
         for algorithm in ALL {
             let stores = instances(&tested, 2);
             let ask = |cost| Ask::new(&format!("{algorithm:?}"), "c", once(150), cost).by(algorithm);
@@ -86,7 +86,7 @@ async fn nothing_is_lost_between_callers_with_different_costs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_buckets_are_charged_alike_or_not_at_all() {
     let clock = Clock::manual(START);
-    for tested in each_and_clusters(&clock).await {
+    for tested in each_and_topologies(&clock).await {
         for (algorithm, count) in ALL.iter().flat_map(|algorithm| INSTANCES.map(|count| (algorithm, count))) {
             let stores = instances(&tested, count);
             let of_key = |key, burst, cost| {
@@ -131,7 +131,7 @@ async fn strikes_of_callers_at_once_are_all_counted() {
     let penalty = Penalty::new(most, day, day / 2, day).unwrap();
     let strikes = Some(Strikes { penalty, reported: 0, on_denial: true });
     let clock = Clock::manual(START);
-    for tested in each_and_clusters(&clock).await {
+    for tested in each_and_topologies(&clock).await {
         let stores = instances(&tested, 4);
         let ask = Ask { strikes, ..Ask::new("k", "c", once(1), 1) };
         assert!(ask.of(&*tested.store).await.allowed());

@@ -13,7 +13,7 @@
 mod traces;
 
 use crate::naive::{Naive, micros};
-use crate::stores::{Ask, START, Tested, config, each, kinds, memory};
+use crate::stores::{Ask, Kind, START, Tested, config, each, kinds_and_topologies, memory};
 use crate::support::DEADLINE;
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::cmd;
@@ -66,9 +66,14 @@ impl Bench {
     async fn new() -> Self {
         let clock = Clock::manual(START);
         let mut redis = Vec::new();
-        for kind in kinds() {
+        for kind in kinds_and_topologies() {
+            // In a cluster a call on several slots is charged bucket by bucket, so the traces there are others:
+            // `tests/topologies.rs` and `tests/envoy/vectors.rs`.
+            if matches!(kind, Kind::Cluster(_)) {
+                continue;
+            }
             let tested = kind.start(&clock).await;
-            let Some(at) = &tested.redis else { continue };
+            let Some(at) = tested.server() else { continue };
             let connection = at.connection(DEADLINE).await.unwrap();
             redis.push((tested, connection));
         }
@@ -228,11 +233,8 @@ impl Run<'_> {
         let events = std::mem::take(&mut self.together);
         for (tested, _) in &self.bench.redis {
             // A new one: what it remembers of denials would answer before its turn.
-            let config = StoreConfig {
-                connections: 1,
-                prefix: BATCHED.into(),
-                ..config(&tested.redis.as_ref().unwrap().url())
-            };
+            let config =
+                StoreConfig { connections: 1, prefix: BATCHED.into(), ..config(&tested.url().unwrap()) };
             let store = connect(&config, self.bench.clock.clone()).unwrap();
             let answers = join_all(events.iter().map(async |event| match event {
                 Event::Call(asks, _) => {

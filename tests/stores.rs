@@ -1,6 +1,6 @@
 //! What the tests of stores share: one store of each kind, and what one is asked.
 
-use crate::support::several::Cluster;
+use crate::support::several::{Cluster, Watched};
 use crate::support::{DEADLINE, Engine, Redis, engines};
 use deadpool_redis::redis::{FromRedisValue as _, cmd};
 use futures_util::future::join_all;
@@ -25,6 +25,8 @@ pub(crate) struct Tested {
     pub(crate) redis: Option<Redis>,
     /// Or the cluster.
     pub(crate) cluster: Option<Cluster>,
+    /// Or the pair under a sentinel.
+    watched: Option<Watched>,
     clock: Clock,
 }
 
@@ -40,7 +42,14 @@ impl Tested {
 
     /// Where its Redis is, if it has one.
     pub(crate) fn url(&self) -> Option<String> {
-        self.redis.as_ref().map(Redis::url).or_else(|| self.cluster.as_ref().map(Cluster::url))
+        let cluster = || self.cluster.as_ref().map(Cluster::url);
+        let watched = || self.watched.as_ref().map(Watched::url);
+        self.redis.as_ref().map(Redis::url).or_else(cluster).or_else(watched)
+    }
+
+    /// The server that has all keys, if one has.
+    pub(crate) fn server(&self) -> Option<&Redis> {
+        self.redis.as_ref().or_else(|| Some(&self.watched.as_ref()?.primary))
     }
 
     /// Says a command to its Redis.
@@ -73,6 +82,7 @@ pub(crate) enum Kind {
     Memory,
     On(Engine),
     Cluster(Engine),
+    Watched(Engine),
 }
 
 /// Memory, and Redis by each engine that is here.
@@ -81,21 +91,25 @@ pub(crate) fn kinds() -> Vec<Kind> {
     [Kind::Memory].into_iter().chain(on_redis).collect()
 }
 
-/// Those, and a cluster by each engine: for what must hold where a call's buckets are on several servers.
-pub(crate) fn kinds_and_clusters() -> Vec<Kind> {
-    kinds().into_iter().chain(engines().into_iter().map(Kind::Cluster)).collect()
+/// Those, a cluster by each engine, and a pair under a sentinel: for what must hold wherever a call's buckets are.
+pub(crate) fn kinds_and_topologies() -> Vec<Kind> {
+    let clusters = engines().into_iter().map(Kind::Cluster);
+    kinds().into_iter().chain(clusters).chain([Kind::Watched(Engine::Valkey)]).collect()
 }
 
 impl Kind {
     /// A new and empty one.
     pub(crate) async fn start(self, clock: &Clock) -> Tested {
-        let (redis, cluster) = match self {
-            Self::Memory => (None, None),
-            Self::On(engine) => (Some(Redis::start(engine).await), None),
-            Self::Cluster(engine) => (None, Some(Cluster::start(engine, false).await)),
-        };
+        let (mut redis, mut cluster, mut watched) = (None, None, None);
+        match self {
+            Self::Memory => {}
+            Self::On(engine) => redis = Some(Redis::start(engine).await),
+            Self::Cluster(engine) => cluster = Some(Cluster::start(engine, false).await),
+            Self::Watched(engine) => watched = Some(Watched::start(engine).await),
+        }
         let store = memory(clock);
-        let mut tested = Tested { name: format!("{self:?}"), store, redis, cluster, clock: clock.clone() };
+        let mut tested =
+            Tested { name: format!("{self:?}"), store, redis, cluster, watched, clock: clock.clone() };
         tested.store = tested.another();
         tested
     }
@@ -110,9 +124,9 @@ pub(crate) async fn each(clock: &Clock) -> Vec<Tested> {
     all
 }
 
-/// One of each kind and on a cluster by each engine, new and by the same clock.
-pub(crate) async fn each_and_clusters(clock: &Clock) -> Vec<Tested> {
-    join_all(kinds_and_clusters().into_iter().map(|kind| kind.start(clock))).await
+/// One of each kind, on clusters, and under a sentinel, new and by the same clock.
+pub(crate) async fn each_and_topologies(clock: &Clock) -> Vec<Tested> {
+    join_all(kinds_and_topologies().into_iter().map(|kind| kind.start(clock))).await
 }
 
 /// One on Redis by each engine that is here.

@@ -3,7 +3,7 @@
 mod failover;
 mod locked;
 
-use crate::stores::{Ask, START, Tested, config, kinds_and_clusters, left, named, once, open};
+use crate::stores::{Ask, START, Tested, config, kinds_and_topologies, left, named, once, open};
 use crate::stores::{Kind, at_once};
 use crate::support::several::{Cluster, Watched};
 use crate::support::{Tollgate, engines, eventually, say};
@@ -19,7 +19,7 @@ use tollgate_server::store::{Store, connect};
 
 async fn clusters(clock: &Clock) -> Vec<Tested> {
     let mut clusters = Vec::new();
-    for kind in kinds_and_clusters() {
+    for kind in kinds_and_topologies() {
         if matches!(kind, Kind::Cluster(_)) {
             clusters.push(kind.start(clock).await);
         }
