@@ -232,17 +232,21 @@ async fn killed_under_load_every_call_is_answered_and_it_recovers_by_itself() {
         let mut server = serve(&redis).await;
         let caller = server.serving().await;
         let callers = Callers::start(&server, Mishap::Restarts).await;
+        let mut back = Duration::ZERO;
         for _ in 0..2 {
             until_it_decides(&caller).await;
             redis.kill();
             caller.until_ready(false).await;
             decides_alone(&caller, "alice").await;
             redis.restart().await;
+            let since = instant();
             caller.until_ready(true).await;
+            until_it_decides(&caller).await;
+            back = back.max(since.elapsed());
         }
-        until_it_decides(&caller).await;
         let mut count = callers.stop().await;
         count.check(&format!("{engine:?} killed"));
+        say(&format!("{engine:?} killed: decides again after {back:?}; {}", server.process().most()));
         assert!(count.decided > 0 && count.degraded > 0, "{engine:?}");
         unhurt(&mut server);
     }
@@ -255,17 +259,21 @@ async fn stalled_every_call_is_answered_and_no_answer_is_anothers() {
         let mut server = serve(&redis).await;
         let caller = server.serving().await;
         let callers = Callers::start(&server, Mishap::Stalls).await;
+        let mut back = Duration::ZERO;
         for _ in 0..2 {
             until_it_decides(&caller).await;
             redis.stop();
             caller.until_ready(false).await;
             decides_alone(&caller, "alice").await;
             redis.cont();
+            let since = instant();
             caller.until_ready(true).await;
+            until_it_decides(&caller).await;
+            back = back.max(since.elapsed());
         }
-        until_it_decides(&caller).await;
         let mut count = callers.stop().await;
         count.check(&format!("{engine:?} stalled"));
+        say(&format!("{engine:?} stalled: decides again after {back:?}; {}", server.process().most()));
         assert!(count.decided > 0 && count.degraded > 0, "{engine:?}");
         unhurt(&mut server);
     }

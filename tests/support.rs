@@ -63,6 +63,16 @@ impl Process {
         Pid::from_child(&self.child)
     }
 
+    /// The most memory that it ever had, and how many threads it has.
+    pub(crate) fn most(&self) -> String {
+        let status = format!("/proc/{}/status", self.pid().as_raw_nonzero());
+        let status = std::fs::read_to_string(status).unwrap_or_default();
+        let said = |name: &str| {
+            status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim().to_owned()
+        };
+        format!("at most {}, {} threads", said("VmHWM:"), said("Threads:"))
+    }
+
     /// Whether it has not ended yet.
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
