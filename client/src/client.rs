@@ -207,7 +207,8 @@ impl Builder {
     }
 
     /// How many keys are remembered, [`DEFAULT_MAX_KEYS`] unless set. Each takes about 600 bytes and its names. When
-    /// there are more, those used longest ago are dropped, and their tokens go back.
+    /// there are more, those used longest ago are dropped, and their tokens go back. One that is longer than 1024 bytes
+    /// with its class is not remembered: each call is asked for.
     pub fn max_keys(mut self, most: usize) -> Self {
         self.max_keys = most;
         self

@@ -98,6 +98,10 @@ struct Ring {
 
 const LOOKED_AT: usize = 16;
 
+/// Longer names than these, key and class together and in bytes, are not remembered: a map that is bounded in keys
+/// alone would be as large as somebody's names. Twice what the service takes of a key unless it is told otherwise.
+pub(crate) const LONGEST: usize = 1024;
+
 impl Keys {
     pub(crate) fn new(most: usize) -> Self {
         Self { map: papaya::HashSet::with_hasher(Hashing::default()), ring: Mutex::default(), most }
@@ -109,17 +113,14 @@ impl Keys {
         map.get(&Name { key, class }).map(look)
     }
 
-    /// The key, from now on known.
+    /// The key, from now on known. One whose names are too long is new each time, and nothing may be held for it.
     pub(crate) fn get(&self, key: &str, class: &str, rule: impl FnOnce() -> Arc<fallback::Rule>) -> Arc<Key> {
         if let Some(key) = self.with(key, class, Arc::clone) {
             return key;
         }
         let rule = rule();
-        let mut ring = self.ring.lock();
-        if let Some(key) = self.with(key, class, Arc::clone) {
-            return key;
-        }
-        let new = Arc::new(Key {
+        let is_long = key.len() + class.len() > LONGEST;
+        let new = move || Key {
             name: key.into(),
             class: class.into(),
             leases: Leases::default(),
@@ -131,8 +132,16 @@ impl Keys {
             wanted: AtomicBool::default(),
             failed: AtomicBool::default(),
             listed: AtomicBool::default(),
-            dropped: AtomicBool::default(),
-        });
+            dropped: AtomicBool::new(is_long),
+        };
+        if is_long {
+            return Arc::new(new());
+        }
+        let mut ring = self.ring.lock();
+        if let Some(key) = self.with(key, class, Arc::clone) {
+            return key;
+        }
+        let new = Arc::new(new());
         if ring.all.len() < self.most {
             ring.all.push(new.clone());
         } else if let Some(old) = ring.replace(new.clone()) {
@@ -214,6 +223,18 @@ mod tests {
         assert_eq!(keys.len(), 8);
         keys.get("newer", "c", rule);
         assert!(old[6].is_dropped());
+    }
+
+    #[test]
+    fn names_that_are_too_long_are_not_remembered() {
+        let keys = Keys::new(8);
+        let (fits, long) = ("k".repeat(LONGEST - 1), "k".repeat(LONGEST));
+        for (key, class, is_known) in [(&*fits, "c", true), (&*long, "c", false), ("k", &*long, false)] {
+            let got = keys.get(key, class, rule);
+            assert_eq!((&*got.name, &*got.class), (key, class));
+            assert_eq!((keys.with(key, class, |_| ()).is_some(), got.is_dropped()), (is_known, !is_known));
+        }
+        assert_eq!(keys.len(), 1);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::clock::{Clock, Moment};
 use crate::error::Error;
 use crate::fallback::{Alone, Fallback, Outage, Rule};
-use crate::keys::{Key, Keys, Waiting};
+use crate::keys::{Key, Keys, LONGEST, Waiting};
 use crate::leases::Spend;
 use crate::service::Service;
 use crate::verdict::{Answer, Denial, Verdict};
@@ -210,7 +210,7 @@ impl Shared {
             return rule.clone();
         }
         let rule = Arc::new(Rule::new(self.fallback));
-        if classes.len() < MOST_CLASSES {
+        if classes.len() < MOST_CLASSES && class.len() <= LONGEST {
             classes.insert(class.into(), rule.clone());
         }
         rule
