@@ -12,14 +12,16 @@ use proptest::test_runner::{Config, FileFailurePersistence, TestCaseResult, Test
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::time::Instant;
 use tollgate_server::algorithm::ALL;
 use tollgate_server::clock::Clock;
 use tollgate_server::engine::Engine;
-use tollgate_server::limit::{Cost, Limit, Rate, Timestamp, Want};
+use tollgate_server::limit::{Cost, Decision, Limit, Rate, Timestamp, Want};
 use tollgate_server::name::LeaseId;
-use tollgate_server::request::{Borrow, Gateway, Return, Settlement};
+use tollgate_server::request::{Borrow, Gateway, Hit, Return, Settlement};
 use tollgate_server::rules::{Limited, Rule, Rules};
-use tollgate_server::store::Store;
+use tollgate_server::store::{Store, StoreError};
+use tonic::async_trait;
 
 /// What gateways do with one bucket.
 #[derive(Clone, Copy, Debug)]
@@ -261,7 +263,7 @@ async fn what_is_no_lease_of_ours_is_worth_nothing() {
     }
 }
 
-fn engine(tested: &Tested) -> Engine {
+fn engine(store: &Arc<dyn Store>) -> Engine {
     let limited = Limited {
         limit: once(20),
         algorithm: &ALL[0],
@@ -272,7 +274,7 @@ fn engine(tested: &Tested) -> Engine {
         wait: true,
     };
     let rules = Rules::new([Rule { class: "default".into(), limited: Some(limited) }]);
-    Engine::new(rules.live(), tested.store.clone(), 512, Clock::system())
+    Engine::new(rules.live(), store.clone(), 512, Clock::system())
 }
 
 async fn give_back(engine: &Engine, lease: &str, unused: u32) -> Cost {
@@ -282,7 +284,7 @@ async fn give_back(engine: &Engine, lease: &str, unused: u32) -> Cost {
 #[tokio::test]
 async fn a_return_of_anything_else_is_taken_and_credits_nothing() {
     for tested in each(&Clock::manual(START)).await {
-        let engine = engine(&tested);
+        let engine = engine(&tested.store);
         let borrow = Borrow { key: "k".into(), class: "c".into(), n: 10, ..Borrow::default() };
         let lease = engine.borrow(borrow).await.unwrap().id.unwrap().to_string();
         for garbage in [
@@ -305,6 +307,40 @@ async fn a_return_of_anything_else_is_taken_and_credits_nothing() {
         assert_eq!(give_back(&engine, &lease, 3).await, Cost::new(3), "{}", tested.name);
         assert_eq!(give_back(&engine, &lease, 3).await, Cost::ZERO, "{}: again", tested.name);
     }
+}
+
+/// A store that must not be asked.
+struct Untouched;
+
+#[async_trait]
+impl Store for Untouched {
+    async fn decide(&self, _: Vec<Hit>, _: Option<Instant>) -> Result<Vec<Decision>, StoreError> {
+        panic!("it is asked to decide")
+    }
+
+    async fn settle(&self, settlement: Settlement, _: Option<Instant>) -> Result<Cost, StoreError> {
+        panic!("it is asked to settle a name of {} bytes", settlement.id.as_str().len())
+    }
+
+    async fn heartbeat(&self) -> Result<u32, StoreError> {
+        panic!("it is asked whether it is there")
+    }
+}
+
+/// Many of them in one script call would hold everybody up.
+#[tokio::test]
+async fn a_name_that_is_too_long_for_a_lease_reaches_no_store() {
+    let untouched: Arc<dyn Store> = Arc::new(Untouched);
+    let nonce = "0".repeat(32);
+    for key in ["k".repeat(3 * (512 + 128)), "k".repeat(4 << 20)] {
+        let lease = format!("{{{key}}}:c:{nonce}");
+        assert_eq!(give_back(&engine(&untouched), &lease, 10).await, Cost::ZERO, "{} bytes", lease.len());
+    }
+    // The longest there can be, all of it escaped.
+    let engine = engine(&memory(&Clock::manual(START)));
+    let borrow = Borrow { key: "é".repeat(256), class: "c".into(), n: 10, ..Borrow::default() };
+    let lease = engine.borrow(borrow).await.unwrap().id.unwrap().to_string();
+    assert_eq!(give_back(&engine, &lease, 10).await, Cost::new(10), "{} bytes", lease.len());
 }
 
 #[tokio::test]

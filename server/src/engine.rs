@@ -131,7 +131,8 @@ impl Engine {
     /// The store could not be asked.
     pub async fn settle(&self, back: &Return, deadline: Option<Instant>) -> Result<Cost, Refusal> {
         in_time(deadline)?;
-        let Some(id) = LeaseId::parse(&back.lease_id) else { return Ok(Cost::ZERO) };
+        let known = Some(&back.lease_id).filter(|id| id.len() <= LeaseId::longest(self.max_key_bytes));
+        let Some(id) = known.and_then(|id| LeaseId::parse(id)) else { return Ok(Cost::ZERO) };
         let Some(Limited { limit, algorithm, .. }) =
             self.rules.load().class(&id.class()).and_then(|rule| rule.limited.clone())
         else {

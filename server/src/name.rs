@@ -23,6 +23,12 @@ const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'{').add(b'}').add(b':').add
 /// A text of a descriptor that is longer than this, in bytes, stands as a hash in the name.
 const LONGEST_TEXT: usize = 128;
 
+/// No class has a longer name, in bytes.
+pub const LONGEST_CLASS: usize = 128;
+
+/// What tells a lease from others on the same bucket, in hexadecimal digits.
+const NONCE: usize = 32;
+
 /// Names a bucket: `{<key>}:<class>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BucketName {
@@ -130,6 +136,13 @@ impl LeaseId {
         Self { text, bucket: bucket.clone() }
     }
 
+    /// The longest name of a lease, in bytes, with keys that are no longer than so many: each may be three in a name.
+    #[must_use]
+    pub const fn longest(key_bytes: usize) -> usize {
+        const MARKS: usize = "{}::".len();
+        MARKS + 3 * (key_bytes + LONGEST_CLASS) + NONCE
+    }
+
     /// Reads back what [`as_str`](Self::as_str) gave; `None` if it is no lease's name.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -140,7 +153,7 @@ impl LeaseId {
         if key.is_empty() || key.contains(wrong) || class.is_empty() || class.contains(wrong) {
             return None;
         }
-        if nonce.len() != 32 || !nonce.bytes().all(|b| b.is_ascii_hexdigit()) {
+        if nonce.len() != NONCE || !nonce.bytes().all(|b| b.is_ascii_hexdigit()) {
             return None;
         }
         let bucket = BucketName { text: bucket.to_owned(), subject: subject.len() };

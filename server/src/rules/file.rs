@@ -9,6 +9,7 @@ mod tests;
 use super::{Limited, Rule, Rules};
 use crate::algorithm::{ALL, Algorithm};
 use crate::limit::{Cost, Limit, LimitError, Rate};
+use crate::name::LONGEST_CLASS;
 use crate::penalty::{Penalty, PenaltyError};
 use crate::yaml::{Given, Report, Scalar, Section};
 use serde::Deserialize;
@@ -17,9 +18,6 @@ use std::time::Duration;
 
 /// No file has more classes.
 const MOST_CLASSES: usize = 10_000;
-
-/// No class has a longer name, in bytes.
-const LONGEST_NAME: usize = 128;
 
 const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -68,9 +66,9 @@ pub(crate) fn compile(classes: &Given<Classes>, report: &mut Report) -> Rules {
 /// Nothing if something is wrong.
 fn rule(name: &str, given: &Given<Class>, all: &mut Section<'_>) -> Option<Rule> {
     let mut at = all.section(name, given.place());
-    if name.is_empty() || name.len() > LONGEST_NAME {
+    if name.is_empty() || name.len() > LONGEST_CLASS {
         let got = name.len();
-        at.fault("", None, format!("expected a class name of 1 to {LONGEST_NAME} bytes, got {got}"));
+        at.fault("", None, format!("expected a class name of 1 to {LONGEST_CLASS} bytes, got {got}"));
     }
     let class = given.value()?;
     let before = at.len();
