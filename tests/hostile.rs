@@ -8,13 +8,15 @@ use crate::support::{Tollgate, eventually};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::Request;
+use rustix::process::Signal;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{interval, timeout};
+use tollgate_proto::v1::ShouldRateLimitRequest;
 
 const CLASSES: &str = "classes: { read: { rate: 1/h, burst: 1000000 } }";
 
@@ -193,6 +195,32 @@ async fn requests_that_are_reset_at_once_end_the_connection_and_no_other() {
     })
     .await;
     unhurt(&mut server, &caller, "20000 resets").await;
+}
+
+/// A server that stands still for a moment finds their calls and their resets at the same time, and in between those of
+/// others by the same gateway, who wait longer.
+#[tokio::test]
+async fn callers_that_give_up_together_do_not_end_the_calls_of_others() {
+    let mut server = Tollgate::start(CLASSES).await;
+    let caller = server.serving().await;
+    server.process().signal(Signal::STOP);
+    let mut hasty = JoinSet::new();
+    for n in 0..500 {
+        let mut stub = caller.stub();
+        hasty.spawn(async move {
+            let ask = ShouldRateLimitRequest { key: n.to_string(), class: "read".into(), cost: None };
+            timeout(Duration::from_millis(50), stub.should_rate_limit(ask)).await
+        });
+    }
+    let patient = tokio::spawn({
+        let caller = caller.clone();
+        async move { caller.ask("patient", "read", None).await }
+    });
+    let answers = hasty.join_all().await;
+    server.process().signal(Signal::CONT);
+    assert!(answers.iter().all(Result::is_err), "nobody answers");
+    assert!(allowed(&patient.await.expect("the call is answered")));
+    unhurt(&mut server, &caller, "500 calls that were given up").await;
 }
 
 #[tokio::test]

@@ -31,6 +31,10 @@ pub(crate) const READY: &str = "ready";
 /// Calls that one connection may have in flight.
 const MAX_STREAMS: u32 = 1024;
 
+/// Calls of one connection that were given up before they were looked at. A gateway may give up all that it has in flight
+/// at once, as when this process stood still for a moment; more than that ends the connection, and all calls on it.
+const MAX_GIVEN_UP: usize = 1024;
+
 /// All header fields of a call together, in bytes.
 const MAX_HEADERS: u32 = 16 << 10;
 
@@ -69,6 +73,7 @@ pub(crate) async fn serve(
     };
     Server::builder()
         .max_concurrent_streams(MAX_STREAMS)
+        .http2_max_pending_accept_reset_streams(Some(MAX_GIVEN_UP))
         .http2_max_header_list_size(MAX_HEADERS)
         .http2_keepalive_interval(Some(SILENCE.0))
         .http2_keepalive_timeout(Some(SILENCE.1))
