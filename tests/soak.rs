@@ -114,7 +114,7 @@ struct Load {
 }
 
 impl Load {
-    fn on(caller: &Caller, url: &str, http: SocketAddr) -> Self {
+    fn on(caller: &Caller, hasty: &Caller, url: &str, http: SocketAddr) -> Self {
         let mut load = Self { calls: Arc::default(), stop: Arc::default(), tasks: JoinSet::new() };
         for who in 0..4_u64 {
             let caller = caller.clone();
@@ -128,8 +128,9 @@ impl Load {
                 }
             });
         }
-        // Who does not wait for the answer.
-        let hasty = caller.clone();
+        // Who does not wait for the answer. Of many late ones its own library ends its connection, so it has one of its
+        // own.
+        let hasty = hasty.clone();
         load.run(move |n| {
             let mut stub = hasty.stub();
             async move {
@@ -244,7 +245,8 @@ async fn soak(engine: Option<Engine>) {
     );
     let mut server = Tollgate::start(&config).await;
     let caller = server.serving().await;
-    let load = Load::on(&caller, &format!("http://{}", server.grpc()), server.http().await);
+    let hasty = server.caller().await;
+    let load = Load::on(&caller, &hasty, &format!("http://{}", server.grpc()), server.http().await);
 
     let mut looks = Vec::new();
     let mut turns = interval(span() / u32::try_from(LOOKS).unwrap());
