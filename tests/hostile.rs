@@ -1,6 +1,7 @@
 //! Peers that mean no good: however many connections, header fields, half requests and resets they send, what they
 //! hold ends, and others are served meanwhile.
 
+use crate::envoy::exchange;
 use crate::support::authority::Authority;
 use crate::support::calls::{Caller, allowed, answer};
 use crate::support::raw::{SHOULD_RATE_LIMIT, framed};
@@ -244,4 +245,51 @@ async fn calls_that_never_say_what_they_want_hold_up_nobody() {
     let (response, _) = held.pop().unwrap();
     let ended = timeout(2 * PATIENCE, response).await.expect("it is ended");
     assert!(ended.is_ok_and(|response| response.headers().contains_key("grpc-status")));
+}
+
+/// Messages of 4 MiB that are never finished, more of them than may be held.
+#[tokio::test]
+async fn messages_that_are_not_finished_are_held_up_to_a_bound() {
+    let mut server = Tollgate::start(CLASSES).await;
+    let caller = server.serving().await;
+    let half = framed(&vec![0; 4 << 20]).slice(..(4 << 20) - 1);
+    let mut calls = JoinSet::new();
+    let mut connections = Vec::new();
+    for _ in 0..4 {
+        let (mut client, connection) = h2(server.grpc()).await;
+        connections.push(connection);
+        for _ in 0..8 {
+            client = answer(client.ready()).await.unwrap();
+            let (response, mut body) =
+                client.send_request(call(server.grpc()).body(()).unwrap(), false).unwrap();
+            body.send_data(half.clone(), false).unwrap();
+            calls.spawn(async move { (response.await, body) });
+        }
+    }
+    // Twice as much is sent as is held.
+    for _ in 0..16 {
+        let (response, _) = timeout(PATIENCE, calls.join_next()).await.expect("an answer").unwrap().unwrap();
+        let response = response.unwrap();
+        let field = |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        assert_eq!(
+            (field("grpc-status").as_deref(), field("retry-after").as_deref()),
+            (Some("14"), Some("5"))
+        );
+    }
+    // Over HTTP they are counted with them, and who has little to say is heard.
+    let http = server.http().await;
+    let large = async |status| {
+        let body = "x".repeat(1 << 19);
+        let head = "POST /json HTTP/1.1\r\nhost: edge\r\nconnection: close\r\ncontent-length";
+        // Who is refused before all was read may miss the answer.
+        let reply = exchange(http, &format!("{head}: {}\r\n\r\n{body}", body.len())).await?;
+        (reply.status == status).then_some(reply)
+    };
+    let refused = eventually("a large body is refused", async || large(503).await).await;
+    assert_eq!(refused.header("retry-after"), "5");
+    unhurt(&mut server, &caller, "half messages").await;
+    assert!(server.process().peak() < 256 << 20, "{}", server.process().most());
+
+    connections.iter().for_each(JoinHandle::abort);
+    eventually("there is room for it again", async || large(400).await).await;
 }

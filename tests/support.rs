@@ -65,12 +65,18 @@ impl Process {
 
     /// The most memory that it ever had, and how many threads it has.
     pub(crate) fn most(&self) -> String {
+        format!("at most {}, {} threads", self.status("VmHWM:"), self.status("Threads:"))
+    }
+
+    /// The most memory that it ever had, in bytes.
+    pub(crate) fn peak(&self) -> u64 {
+        self.status("VmHWM:").trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    fn status(&self, name: &str) -> String {
         let status = format!("/proc/{}/status", self.pid().as_raw_nonzero());
         let status = std::fs::read_to_string(status).unwrap_or_default();
-        let said = |name: &str| {
-            status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim().to_owned()
-        };
-        format!("at most {}, {} threads", said("VmHWM:"), said("Threads:"))
+        status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim().to_owned()
     }
 
     /// Whether it has not ended yet.

@@ -41,7 +41,7 @@ const CLIENT_ROOMS: &[&[&str]] = &[
 const PURE: &[&str] = &["algorithm", "penalty", "limit"];
 
 /// The rooms that know of wires.
-const WIRED: &[&str] = &["listen", "rls", "grpc", "http", "app", "main", "ask", "banner", "check"];
+const WIRED: &[&str] = &["shed", "listen", "rls", "grpc", "http", "app", "main", "ask", "banner", "check"];
 
 /// Lines and what is wrong with them.
 type Findings = Vec<(usize, String)>;

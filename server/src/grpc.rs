@@ -10,6 +10,7 @@ use crate::engine::Engine;
 use crate::listen::Connection;
 use crate::shed::Gate;
 use crate::tokens::Token;
+use http_body_util::BodyExt as _;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -17,8 +18,11 @@ use std::time::Duration;
 use tokio_stream::Stream;
 use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_server as rls;
 use tollgate_proto::v1::rate_limiter_server::{RateLimiterServer, SERVICE_NAME};
+use tonic::body::Body;
+use tonic::codegen::http::Request;
 use tonic::transport::Server;
 use tonic_health::pb::health_server::{Health, HealthServer};
+use tower::util::MapRequestLayer;
 
 /// The services whose health is told: the server as a whole, and each of its own.
 /// Envoy's own rate limit service calls itself `ratelimit`.
@@ -61,7 +65,7 @@ pub(crate) async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let native = native::Native::new(engine.clone(), gate.clone());
-    let envoy = envoy_rls::Rls::new(engine, gate);
+    let envoy = envoy_rls::Rls::new(engine, gate.clone());
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(tollgate_proto::DESCRIPTORS)
@@ -82,6 +86,9 @@ pub(crate) async fn serve(
         .timeout(LONGEST)
         .layer(known::Known(tokens))
         .layer(deadline::Deadlines)
+        .layer(MapRequestLayer::new(move |request: Request<Body>| {
+            request.map(|body| Body::new(gate.measure(body).map_err(status::broken)))
+        }))
         .add_service(RateLimiterServer::new(native))
         .add_service(rls::RateLimitServiceServer::new(envoy))
         .add_service(health)

@@ -9,6 +9,7 @@ use crate::shed::Gate;
 use crate::store::Health;
 use crate::tokens::{self, Token};
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Request, State as Of};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
@@ -27,6 +28,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 use tokio_stream::{Stream, StreamExt as _};
+use tower::util::MapRequestLayer;
 
 /// No body is larger, in bytes.
 const MOST_BYTES: usize = 1 << 20;
@@ -65,6 +67,7 @@ pub(crate) async fn serve(
     incoming: impl Stream<Item = io::Result<Connection>>,
     ended: Arc<Notify>,
 ) {
+    let gate = state.gate.clone();
     let router = Router::new()
         .route("/json", post(json::decide))
         .route("/rlconfig", get(rlconfig))
@@ -72,6 +75,9 @@ pub(crate) async fn serve(
         .route("/healthcheck", get(healthcheck))
         .route("/ready", get(ready))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
+        .layer(MapRequestLayer::new(move |request: Request| {
+            request.map(|body| Body::new(gate.measure(body)))
+        }))
         .layer(from_fn(in_time))
         .with_state(state);
     // What axum would serve by has no clock, and so waits for header fields for ever.

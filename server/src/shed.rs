@@ -1,23 +1,40 @@
-//! The cheapest refusal: a bound on the calls in flight.
+//! The cheapest refusals: bounds on the calls in flight, and on what is held of messages that are not yet whole.
+//!
+//! What a call wants is not known until its message is whole, so it has no place among those in flight before. Some bytes of
+//! each message are free, so that peers who hold all that may be held shut out only those who have as much to say.
 
+use bytes::Bytes;
+use http_body::Body;
+use http_body_util::{BodyStream, StreamBody};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio_stream::StreamExt as _;
+use tower::BoxError;
 
 /// When to ask again after a refusal by load.
 pub const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// The first bytes of a message, which are not counted: more than all but a few messages have.
+const FREE: usize = 4 << 10;
+
+/// So many bytes of messages that are not yet whole are held, beyond what is free.
+const MOST_BYTES: usize = 64 << 20;
 
 /// Lets so many calls in at a time.
 #[derive(Debug)]
 pub struct Gate {
     inside: AtomicUsize,
     most: usize,
+    room: Arc<Semaphore>,
 }
 
 impl Gate {
     /// A gate for `most` calls at a time.
     #[must_use]
-    pub const fn new(most: usize) -> Self {
-        Self { inside: AtomicUsize::new(0), most }
+    pub fn new(most: usize) -> Self {
+        Self { inside: AtomicUsize::new(0), most, room: Arc::new(Semaphore::new(MOST_BYTES)) }
     }
 
     /// A place inside, until it is dropped.
@@ -26,7 +43,32 @@ impl Gate {
     /// As many are inside as may be.
     pub fn enter(&self) -> Result<Place<'_>, Full> {
         let place = Place(&self.inside);
-        if self.inside.fetch_add(1, Ordering::Relaxed) < self.most { Ok(place) } else { Err(Full(self.most)) }
+        let others = self.inside.fetch_add(1, Ordering::Relaxed);
+        if others < self.most { Ok(place) } else { Err(Full::Calls(self.most)) }
+    }
+
+    /// The same body, with what has come of it counted until it is dropped. Where there is no room it fails with [`Full`].
+    pub(crate) fn measure<B>(&self, body: B) -> impl Body<Data = Bytes, Error = BoxError> + use<B>
+    where
+        B: Body<Data = Bytes, Error: Into<BoxError>>,
+    {
+        let room = self.room.clone();
+        let (mut free, mut held) = (FREE, None);
+        StreamBody::new(BodyStream::new(body).map(move |frame| {
+            let frame = frame.map_err(Into::into)?;
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            let counted = bytes.saturating_sub(free);
+            free = free.saturating_sub(bytes);
+            if counted > 0 {
+                let more = room.clone().try_acquire_many_owned(u32::try_from(counted)?);
+                let more = more.map_err(|_| Full::Messages)?;
+                match &mut held {
+                    None => held = Some(more),
+                    Some(held) => held.merge(more),
+                }
+            }
+            Ok(frame)
+        }))
     }
 }
 
@@ -42,23 +84,49 @@ impl Drop for Place<'_> {
 
 /// Refused by load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} calls are in flight, as many as may be")]
-pub struct Full(usize);
+pub enum Full {
+    /// By the calls in flight.
+    #[error("{0} calls are in flight, as many as may be")]
+    Calls(usize),
+    /// By messages that are on their way in.
+    #[error("{MOST_BYTES} bytes of messages are on their way in, as many as may be")]
+    Messages,
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http_body_util::{BodyExt as _, Full as Whole};
 
     #[test]
     fn as_many_as_may_and_no_more() {
         let gate = Gate::new(2);
         let (one, two) = (gate.enter().unwrap(), gate.enter().unwrap());
-        assert_eq!(gate.enter().unwrap_err(), Full(2));
-        assert_eq!(gate.enter().unwrap_err(), Full(2));
+        assert_eq!(gate.enter().unwrap_err(), Full::Calls(2));
+        assert_eq!(gate.enter().unwrap_err(), Full::Calls(2));
         drop(one);
         let three = gate.enter();
         assert!(three.is_ok());
         drop((two, three));
         assert_eq!(gate.inside.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn messages_beyond_their_free_bytes_are_held_until_they_are_dropped() {
+        let gate = Gate::new(1);
+        let body = |bytes: usize| Box::pin(gate.measure(Whole::new(Bytes::from(vec![0; bytes]))));
+        let mut held = Vec::new();
+        for _ in 0..MOST_BYTES >> 22 {
+            let mut body = body((4 << 20) + FREE);
+            assert!(body.frame().await.unwrap().is_ok());
+            held.push(body);
+        }
+        for (bytes, fits) in [(FREE, true), (FREE + 1, false)] {
+            let frame = body(bytes).frame().await.unwrap();
+            let full = frame.err().and_then(|error| error.downcast::<Full>().ok());
+            assert_eq!(full.as_deref(), (!fits).then_some(&Full::Messages), "{bytes} bytes");
+        }
+        drop(held);
+        assert_eq!(gate.room.available_permits(), MOST_BYTES);
     }
 }

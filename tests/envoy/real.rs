@@ -94,7 +94,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    pub(super) fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
+use tower::BoxError;
 
 /// What a refusal is called in gRPC.
 pub(super) fn refused(refusal: &Refusal) -> Status {
@@ -37,6 +38,11 @@ pub(super) fn refused(refusal: &Refusal) -> Status {
 /// Refused by load.
 pub(super) fn shed(full: Full) -> Status {
     unavailable(full.to_string(), shed::RETRY_AFTER)
+}
+
+/// Why a message did not come in.
+pub(super) fn broken(error: BoxError) -> Status {
+    error.downcast().map_or_else(Status::from_error, |full| shed(*full))
 }
 
 fn unavailable(text: String, retry_after: Duration) -> Status {

@@ -4,13 +4,15 @@ use super::State;
 use crate::clock::instant;
 use crate::engine::Refusal;
 use crate::rls;
-use crate::shed;
+use crate::shed::{Full, RETRY_AFTER};
 use axum::body::Bytes;
 use axum::extract::State as Of;
+use axum::extract::rejection::BytesRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use prost_types::Duration;
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration as Span;
 use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
@@ -53,11 +55,14 @@ impl Messages {
 }
 
 /// 200 and 429; 400 for what can not be asked, 503 where the store can not be.
-pub(super) async fn decide(Of(state): Of<State>, body: Bytes) -> Response {
-    let Ok(_place) = state.gate.enter() else {
-        let wait = shed::RETRY_AFTER.as_secs().to_string();
-        let text = "as many calls are in flight as may be";
-        return (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, wait)], text).into_response();
+pub(super) async fn decide(Of(state): Of<State>, body: Result<Bytes, BytesRejection>) -> Response {
+    let body = match body {
+        Ok(body) => body,
+        Err(rejected) => return full(&rejected).map_or_else(|| rejected.into_response(), shed),
+    };
+    let _place = match state.gate.enter() {
+        Ok(place) => place,
+        Err(full) => return shed(full),
     };
     let asked = match state.messages.read(&body) {
         Ok(request) => rls::described(request, instant().checked_add(PATIENCE)),
@@ -91,6 +96,17 @@ pub(super) async fn decide(Of(state): Of<State>, body: Bytes) -> Response {
         }
         Err(wrong) => (StatusCode::INTERNAL_SERVER_ERROR, wrong).into_response(),
     }
+}
+
+/// Refused by load.
+fn shed(full: Full) -> Response {
+    let wait = [(header::RETRY_AFTER, RETRY_AFTER.as_secs().to_string())];
+    (StatusCode::SERVICE_UNAVAILABLE, wait, full.to_string()).into_response()
+}
+
+/// Is that why a body did not come in?
+fn full(error: &(dyn Error + 'static)) -> Option<Full> {
+    error.downcast_ref().copied().or_else(|| full(error.source()?))
 }
 
 /// The longest of those that are over.
