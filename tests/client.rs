@@ -6,9 +6,11 @@ mod tls;
 
 use crate::support::calls::{Caller, answer};
 use crate::support::relay::Relay;
+use crate::support::wire::Wire;
 use crate::support::{DEADLINE, Tollgate, eventually};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tollgate_client::{Builder, Client, Denial, Verdict};
 use tollgate_server::clock::instant;
 
@@ -294,4 +296,27 @@ async fn warm(relay: &Relay, deadline: Duration) -> Arc<Client> {
     }
     eventually("all classes are heard of", async || (relay.borrows().len() >= 3).then_some(())).await;
     Arc::new(client)
+}
+
+/// The library below takes an answer to a call that was forgotten for a fault, and would end the connection for many.
+#[tokio::test]
+async fn late_answers_end_no_connection() {
+    let (server, _) = serve().await;
+    let wire = Wire::to(server.grpc().port()).await;
+    let client = Client::builder(wire.http()).deadline(Duration::from_millis(40)).build().unwrap();
+    let asked = async || client.decide("k", "login", None).await.ok().filter(|verdict| !verdict.degraded);
+    eventually("it is asked", asked).await;
+    let before = wire.connections();
+    for round in 0..8 {
+        wire.delay(Duration::from_millis(80));
+        let mut hasty = JoinSet::new();
+        for n in 0..500 {
+            let client = client.clone();
+            hasty.spawn(async move { client.decide(&format!("{round} {n}"), "login", None).await });
+        }
+        hasty.join_all().await;
+        wire.delay(Duration::ZERO);
+        eventually("it is asked again", asked).await;
+    }
+    assert_eq!(wire.connections(), before, "no other connection was made");
 }

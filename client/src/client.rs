@@ -299,8 +299,12 @@ impl Builder {
     }
 }
 
+/// Late answers, to calls that were given up, are no fault of the service, however many: nobody else's calls may be lost
+/// for them.
 fn reach(url: &str, tls: Option<&Tls>) -> Result<Endpoint, Error> {
-    let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| Error::Url(url.to_owned()))?;
+    let endpoint = Endpoint::from_shared(url.to_owned())
+        .map_err(|_| Error::Url(url.to_owned()))?
+        .http2_max_local_error_reset_streams(None);
     if endpoint.uri().scheme_str() == Some("https") { secured(endpoint, tls) } else { Ok(endpoint) }
 }
 

@@ -1,4 +1,4 @@
-//! A network between Tollgate and a Redis, that can be slow and be cut.
+//! A network between Tollgate and a Redis, or a gateway and Tollgate, that can be slow and be cut.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,10 +25,11 @@ struct Weather {
     /// Nobody gets through: what comes is taken and forgotten, both ways.
     parted: AtomicBool,
     cut: Notify,
+    connections: AtomicU64,
 }
 
 impl Wire {
-    /// To a Redis on that port.
+    /// To whoever listens on that port.
     pub(crate) async fn to(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -37,6 +38,7 @@ impl Wire {
         let accepting = tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
                 let weather = of_connections.clone();
+                weather.connections.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(async move {
                     let Ok(far) = TcpStream::connect(("127.0.0.1", port)).await else { return };
                     let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
@@ -56,6 +58,16 @@ impl Wire {
     /// As Tollgate's `store` takes it.
     pub(crate) fn url(&self) -> String {
         format!("redis://{}", self.address)
+    }
+
+    /// As a gateway takes it.
+    pub(crate) fn http(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// How many connections were made so far.
+    pub(crate) fn connections(&self) -> u64 {
+        self.weather.connections.load(Ordering::Relaxed)
     }
 
     /// From now on answers take that much longer.
