@@ -8,8 +8,6 @@ mod real;
 mod reload;
 mod vectors;
 
-pub(crate) use real::exchange;
-
 use crate::stores::{Kind, Tested};
 use crate::support::calls::answer;
 use std::net::SocketAddr;

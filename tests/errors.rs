@@ -286,6 +286,7 @@ async fn calls_above_the_maximum_are_shed_and_probes_are_not() {
         redis.cont();
         assert!(allowed(&answer(held).await.unwrap()), "{engine:?}: it waited for nothing less");
         caller.until_ready(true).await;
+        assert!(server.metric(r#"tollgate_shed_total{full="calls"}"#).await >= 2, "{engine:?}");
         still_serves(&mut server, &caller, "load").await;
     }
 }

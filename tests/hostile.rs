@@ -1,9 +1,9 @@
 //! Peers that mean no good: however many connections, header fields, half requests and resets they send, what they
 //! hold ends, and others are served meanwhile.
 
-use crate::envoy::exchange;
 use crate::support::authority::Authority;
 use crate::support::calls::{Caller, allowed, answer};
+use crate::support::http::exchange;
 use crate::support::raw::{SHOULD_RATE_LIMIT, framed};
 use crate::support::{Tollgate, eventually};
 use bytes::Bytes;
@@ -89,6 +89,12 @@ async fn there_are_no_more_connections_than_may_be() {
         }
         server.says(told).await;
         assert_eq!(server.process().output().matches(told).count(), 2, "{}", server.process().output());
+        eventually("refused and open connections are counted", async || {
+            let refused = server.metric("tollgate_connections_refused_total").await;
+            let open = server.metric(r#"tollgate_connections{listener="grpc"}"#).await;
+            (refused >= 33 && (1..=4).contains(&open)).then_some(())
+        })
+        .await;
         // What was given up can be had again.
         let again = eventually("a connection", async || {
             let stream = TcpStream::connect(server.grpc()).await.ok()?;
@@ -287,6 +293,7 @@ async fn messages_that_are_not_finished_are_held_up_to_a_bound() {
     };
     let refused = eventually("a large body is refused", async || large(503).await).await;
     assert_eq!(refused.header("retry-after"), "5");
+    assert!(server.metric(r#"tollgate_shed_total{full="messages"}"#).await >= 17);
     unhurt(&mut server, &caller, "half messages").await;
     assert!(server.process().peak() < 256 << 20, "{}", server.process().most());
 

@@ -273,7 +273,7 @@ fn engine(store: &Arc<dyn Store>) -> Engine {
         shadow: false,
         wait: true,
     };
-    let rules = Rules::new([Rule { class: "default".into(), limited: Some(limited) }]);
+    let rules = Rules::new([Rule::new("default", Some(limited))]);
     Engine::new(rules.live(), store.clone(), 512, Clock::system())
 }
 

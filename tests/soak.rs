@@ -4,8 +4,8 @@
 //! `TOLLGATE_SOAK=10m tests/run soak` runs it for ten minutes on each store; without that it is short. What is lost by
 //! the byte takes long to be seen, a file or a task does not.
 
-use crate::envoy::exchange;
 use crate::support::calls::{Caller, answer};
+use crate::support::http::exchange;
 use crate::support::{Engine, Redis, Tollgate, engines, say};
 use deadpool_redis::redis::from_redis_value;
 use std::fmt::Write as _;

@@ -21,6 +21,7 @@ mod hostile;
 mod integration;
 mod keys;
 mod leases;
+mod metrics;
 mod model;
 mod naive;
 mod process;

@@ -5,12 +5,14 @@
 
 pub(crate) mod authority;
 pub(crate) mod calls;
+pub(crate) mod http;
 pub(crate) mod raw;
 pub(crate) mod relay;
 pub(crate) mod several;
 pub(crate) mod wire;
 
 use deadpool_redis::redis;
+use http::exchange;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read};
@@ -441,6 +443,14 @@ impl Tollgate {
     /// Where it serves HTTP.
     pub(crate) async fn http(&self) -> SocketAddr {
         address(&self.process, "http").await
+    }
+
+    /// What `/metrics` says of that series, name and labels as they are written there; zero if nothing.
+    pub(crate) async fn metric(&self, series: &str) -> u64 {
+        let request = "GET /metrics HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n\r\n";
+        let reply = exchange(self.http().await, request).await.expect("an answer");
+        let line = reply.body.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.map_or(0, |value| value.parse().unwrap())
     }
 
     /// Its configuration file, for a test that changes it.

@@ -163,12 +163,24 @@ async fn who_shows_no_token_is_not_heard() {
             body.len()
         )
     };
-    let status = async |request: String| crate::envoy::exchange(http, &request).await.unwrap().status;
+    let status = async |request: String| crate::support::http::exchange(http, &request).await.unwrap().status;
     assert_eq!(status(post("")).await, 401);
     assert_eq!(status(post("Authorization: bearer a secret of gateway 1\r\n")).await, 200);
-    for (path, expected) in [("/rlconfig", 401), ("/healthcheck", 200), ("/ready", 200)] {
+    for (path, expected) in [("/rlconfig", 401), ("/metrics", 401), ("/healthcheck", 200), ("/ready", 200)] {
         let get = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         assert_eq!(status(get).await, expected, "{path}");
     }
+
+    // A new one is taken and the old one is not, without a restart; what can not be one changes nothing.
+    std::fs::write(&file, "a secret of gateway 2\n").unwrap();
+    let by = |secret: &str| format!("Authorization: Bearer a secret of {secret}\r\n");
+    eventually("the new token is known", async || {
+        (status(post(&by("gateway 2"))).await == 200).then_some(())
+    })
+    .await;
+    assert_eq!(status(post(&by("gateway 1"))).await, 401);
+    std::fs::write(&file, "short\n").unwrap();
+    server.says("a token of 5 bytes").await;
+    assert_eq!(status(post(&by("gateway 2"))).await, 200);
     assert!(!server.process().output().contains("a secret of"), "{}", server.process().output());
 }

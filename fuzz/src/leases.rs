@@ -82,7 +82,7 @@ impl World {
             shadow: false,
             wait: true,
         };
-        let rules = Rules::new([Rule { class: "c".into(), limited: Some(limited) }]);
+        let rules = Rules::new([Rule::new("c", Some(limited))]);
         let store = Memory::new(1 << 16, 1 << 24, clock.clone());
         let engine = Engine::new(rules.live(), Arc::new(store), 512, clock.clone());
         // A window by the calendar ends whenever it does, and then there is another burst.

@@ -75,7 +75,7 @@ fn rule(class: &str) -> Rule {
         shadow: false,
         wait: true,
     };
-    Rule { class: class.to_owned(), limited: Some(limited) }
+    Rule::new(class, Some(limited))
 }
 
 /// One hit, allowed and charged, in a store with few and with many buckets, and always on the same one.

@@ -9,19 +9,26 @@ use crate::listen::{self, Bounds};
 use crate::reload::Reload;
 use crate::shed::Gate;
 use crate::store::{self, Health, StoreError};
+use crate::telemetry::metric;
 use crate::tls::Identity;
-use crate::tokens::Token;
+use crate::tokens::Tokens;
+use metrics::gauge;
+use metrics_exporter_prometheus::PrometheusHandle;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
+use tokio::time::interval;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 /// How long calls in flight may take to finish at the end.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// How often that is put together which was measured.
+const UPKEEP: Duration = Duration::from_secs(5);
 
 /// A server that is ready to serve.
 pub struct App {
@@ -30,10 +37,11 @@ pub struct App {
     health: watch::Receiver<Health>,
     gate: Arc<Gate>,
     http: Option<TcpListener>,
+    counted: Option<PrometheusHandle>,
     bounds: Bounds,
     age: Duration,
     identity: Option<Arc<Identity>>,
-    tokens: Arc<[Token]>,
+    tokens: Arc<Tokens>,
 }
 
 /// Why there is no server.
@@ -46,17 +54,21 @@ pub enum BuildError {
     /// The certificate can not be used.
     #[error("{0}")]
     Tls(String),
+    /// A token can not be read.
+    #[error("server.tokens: {0}")]
+    Tokens(String),
 }
 
 /// Makes a server of a configuration. Needs a tokio runtime; does not wait for the store.
 ///
 /// # Errors
-/// Its store or its certificate can not be used at all.
+/// Its store, its certificate or its tokens can not be used at all.
 pub fn build(config: Config, clock: Clock) -> Result<App, BuildError> {
     let (store, health) = store::open(&config.store, &clock)?;
     let server = config.server.clone();
     let identity = server.tls.map(Identity::read).transpose().map_err(BuildError::Tls)?.map(Arc::new);
-    let reload = Arc::new(Reload::new(config, identity.clone(), clock.clone()));
+    let tokens = Arc::new(Tokens::read(server.tokens).map_err(BuildError::Tokens)?);
+    let reload = Arc::new(Reload::new(config, identity.clone(), tokens.clone(), clock.clone()));
     let engine = Arc::new(Engine::new(reload.rules(), store, server.max_key_bytes, clock));
     let gate = Arc::new(Gate::new(server.max_in_flight));
     Ok(App {
@@ -65,10 +77,15 @@ pub fn build(config: Config, clock: Clock) -> Result<App, BuildError> {
         health,
         gate,
         http: None,
-        bounds: Bounds { most: server.max_connections, most_by_peer: server.max_connections_per_peer },
+        counted: None,
+        bounds: Bounds {
+            listener: "grpc",
+            most: server.max_connections,
+            most_by_peer: server.max_connections_per_peer,
+        },
         age: server.max_connection_age,
         identity,
-        tokens: server.tokens.into(),
+        tokens,
     })
 }
 
@@ -83,6 +100,12 @@ impl App {
     #[must_use]
     pub fn with_http(self, listener: TcpListener) -> Self {
         Self { http: Some(listener), ..self }
+    }
+
+    /// Tells over HTTP what was counted, by the recorder that this is of.
+    #[must_use]
+    pub fn with_metrics(self, counted: PrometheusHandle) -> Self {
+        Self { counted: Some(counted), ..self }
     }
 
     /// Serves until `shutdown`; then health says so, calls in flight finish, and it returns.
@@ -109,9 +132,12 @@ impl App {
             self.health,
             serving.clone(),
             self.tokens.clone(),
+            self.counted.clone(),
         );
+        let upkeep = tokio::spawn(upkeep(self.counted));
         let http = self.http.map(|listener| {
-            let incoming = listen::incoming(listener, self.bounds, None);
+            let bounds = Bounds { listener: "http", ..self.bounds };
+            let incoming = listen::incoming(listener, bounds, None);
             tokio::spawn(http::serve(state, incoming, ended.clone()))
         });
         if self.identity.is_none() && !listener.local_addr()?.ip().is_loopback() {
@@ -126,6 +152,7 @@ impl App {
             shutdown.await;
             watch.abort();
             reload.abort();
+            upkeep.abort();
             report(&reporter, ServingStatus::NotServing).await;
             reporter.set_service_status(grpc::READY, ServingStatus::NotServing).await;
             serving.store(false, Ordering::Relaxed);
@@ -168,6 +195,8 @@ async fn watch(mut health: watch::Receiver<Health>, reporter: HealthReporter, se
         let Health { asked, degraded, instances } = health.borrow_and_update().clone();
         let status = if degraded.is_none() { ServingStatus::Serving } else { ServingStatus::NotServing };
         reporter.set_service_status(grpc::READY, status).await;
+        gauge!(metric::DEGRADED).set(u8::from(degraded.is_some()));
+        gauge!(metric::INSTANCES).set(instances);
         match &degraded {
             None if reached => tracing::info!(instances, "instances come or go"),
             None => tracing::info!(instances, "the store is reached: serving"),
@@ -183,6 +212,16 @@ async fn watch(mut health: watch::Receiver<Health>, reporter: HealthReporter, se
         if health.changed().await.is_err() {
             return;
         }
+    }
+}
+
+/// What was measured and not looked at is put together now and then, so that it does not grow.
+async fn upkeep(counted: Option<PrometheusHandle>) {
+    let Some(counted) = counted else { return };
+    let mut turns = interval(UPKEEP);
+    loop {
+        turns.tick().await;
+        counted.run_upkeep();
     }
 }
 

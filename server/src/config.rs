@@ -68,8 +68,8 @@ pub struct Server {
     pub max_connection_age: Duration,
     /// As who gRPC is served, if by TLS.
     pub tls: Option<ServerTls>,
-    /// Who may ask; everybody if there are none.
-    pub tokens: Vec<Token>,
+    /// The files with the tokens of those who may ask; everybody may if there are none.
+    pub tokens: Vec<PathBuf>,
 }
 
 /// As who gRPC is served, and to whom. Files in PEM.
@@ -250,7 +250,10 @@ fn server(given: &Given<ServerSettings>, folder: &Path, report: &mut Report) -> 
     set(&mut server.max_connection_age, age);
     let tokens = settings.tokens.value().into_iter().flatten().enumerate();
     for (n, path) in tokens {
-        let read = |path: &Text| Token::read(&folder.join(path.bounded(1..=4096)?));
+        let read = |path: &Text| {
+            let file = folder.join(path.bounded(1..=4096)?);
+            Token::read(&file).map(|_| file)
+        };
         let mut at = at.section("tokens", settings.tokens.place());
         server.tokens.extend(at.get(&n.to_string(), path, read));
     }

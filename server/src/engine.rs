@@ -12,7 +12,9 @@ use crate::request::{
 };
 use crate::rules::{DEFAULT_CLASS, Limited, Live, Rule};
 use crate::store::{Store, StoreError};
+use crate::telemetry::metric::{self, Outcome};
 use futures_util::future::try_join_all;
+use metrics::counter;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -53,7 +55,10 @@ impl Engine {
     /// The request can not be, or the store could not be asked.
     pub async fn should_rate_limit(&self, request: Request) -> Result<Verdict, Refusal> {
         let rule = self.rule(&request.key, &request.class)?;
-        let Some(limited) = &rule.limited else { return Ok(Verdict::unlimited(&rule)) };
+        let Some(limited) = &rule.limited else {
+            rule.count(Outcome::Allowed);
+            return Ok(Verdict::unlimited(&rule));
+        };
         let cost = request.cost.unwrap_or(limited.cost);
         let burst = limited.limit.burst();
         if cost.get() > burst {
@@ -74,6 +79,7 @@ impl Engine {
             lease: None,
         };
         let decision = self.decide(&rule, hit, request.deadline).await?;
+        rule.count(limited.outcome(&decision));
         Ok(Verdict::of(&rule, limited, &decision))
     }
 
@@ -122,6 +128,7 @@ impl Engine {
             lease: id.clone().map(|id| NewLease { id, valid_for: lease::VALID_FOR, again, gateway }),
         };
         let decision = self.decide(&rule, hit, request.deadline).await?;
+        counter!(metric::LENT).increment(decision.granted.get());
         Ok(lease::of(limited, &decision, id, leasable, request.demand.filter(|_| named)))
     }
 
@@ -139,7 +146,9 @@ impl Engine {
             return Ok(Cost::ZERO);
         };
         let settlement = Settlement { id, limit, algorithm, unused: back.unused.into() };
-        Ok(self.store.settle(settlement, deadline).await?)
+        let credited = self.store.settle(settlement, deadline).await?;
+        counter!(metric::RETURNED).increment(credited.get());
+        Ok(credited)
     }
 
     fn rule(&self, key: &str, class: &str) -> Result<Arc<Rule>, Refusal> {
@@ -191,6 +200,17 @@ fn shortened(name: &str) -> String {
 }
 
 impl Limited {
+    /// What became of a call, for people.
+    fn outcome(&self, decision: &Decision) -> Outcome {
+        match decision.denied {
+            None => Outcome::Allowed,
+            Some(_) if self.shadow => Outcome::Watched,
+            Some(Reason::OverLimit) => Outcome::OverLimit,
+            Some(Reason::Blocked) => Outcome::Blocked,
+            Some(Reason::Unavailable) => Outcome::Unavailable,
+        }
+    }
+
     fn strikes(&self, reported: u32, on_denial: bool) -> Option<Strikes> {
         // A shadow rule must not shut anybody out.
         let penalty = self.penalty.filter(|_| !self.shadow)?;
@@ -238,6 +258,18 @@ impl Verdict {
             window: Duration::ZERO,
             degraded: false,
         }
+    }
+}
+
+impl Refusal {
+    /// Counts it.
+    pub fn count(&self) {
+        let why = match self {
+            Self::DeadlinePassed | Self::Store(StoreError::DeadlinePassed) => "deadline",
+            Self::Store(_) => "store",
+            _ => "invalid",
+        };
+        counter!(metric::REFUSED, "why" => why).increment(1);
     }
 }
 

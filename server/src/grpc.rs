@@ -9,7 +9,7 @@ mod status;
 use crate::engine::Engine;
 use crate::listen::Connection;
 use crate::shed::Gate;
-use crate::tokens::Token;
+use crate::tokens::Tokens;
 use http_body_util::BodyExt as _;
 use std::future::Future;
 use std::io;
@@ -61,7 +61,7 @@ pub(crate) async fn serve(
     health: HealthServer<impl Health>,
     incoming: impl Stream<Item = io::Result<Connection>>,
     age: Duration,
-    tokens: Arc<[Token]>,
+    tokens: Arc<Tokens>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let native = native::Native::new(engine.clone(), gate.clone());

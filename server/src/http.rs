@@ -1,13 +1,14 @@
 //! HTTP: what Envoy's rate limit service serves beside gRPC.
 
 mod json;
+mod metrics;
 
 use crate::engine::Engine;
 use crate::listen::{BEGINNING, Connection};
 use crate::reload::Reload;
 use crate::shed::Gate;
 use crate::store::Health;
-use crate::tokens::{self, Token};
+use crate::tokens::Tokens;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Request, State as Of};
@@ -19,6 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use metrics_exporter_prometheus::PrometheusHandle;
 use std::fmt::Write as _;
 use std::io;
 use std::pin::pin;
@@ -44,7 +46,8 @@ pub(crate) struct State {
     reload: Arc<Reload>,
     health: watch::Receiver<Health>,
     serving: Arc<AtomicBool>,
-    tokens: Arc<[Token]>,
+    tokens: Arc<Tokens>,
+    counted: Option<PrometheusHandle>,
     messages: json::Messages,
 }
 
@@ -55,9 +58,11 @@ impl State {
         reload: Arc<Reload>,
         health: watch::Receiver<Health>,
         serving: Arc<AtomicBool>,
-        tokens: Arc<[Token]>,
+        tokens: Arc<Tokens>,
+        counted: Option<PrometheusHandle>,
     ) -> Self {
-        Self { engine, gate, reload, health, serving, tokens, messages: json::Messages::default() }
+        let messages = json::Messages::default();
+        Self { engine, gate, reload, health, serving, tokens, counted, messages }
     }
 }
 
@@ -71,6 +76,7 @@ pub(crate) async fn serve(
     let router = Router::new()
         .route("/json", post(json::decide))
         .route("/rlconfig", get(rlconfig))
+        .route("/metrics", get(metrics::scrape))
         .route_layer(from_fn_with_state(state.clone(), known))
         .route("/healthcheck", get(healthcheck))
         .route("/ready", get(ready))
@@ -113,7 +119,7 @@ async fn in_time(request: Request, next: Next) -> Response {
 /// Only who shows a token is heard. Health is told to everybody.
 async fn known(Of(state): Of<State>, request: Request, next: Next) -> Response {
     let shown = request.headers().get(header::AUTHORIZATION);
-    match tokens::check(&state.tokens, shown.map(HeaderValue::as_bytes)) {
+    match state.tokens.check(shown.map(HeaderValue::as_bytes)) {
         Ok(()) => next.run(request).await,
         Err(stranger) => {
             let how = [(header::WWW_AUTHENTICATE, "Bearer")];

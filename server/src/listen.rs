@@ -4,7 +4,9 @@
 //! for nobody but itself.
 
 use crate::clock::instant;
+use crate::telemetry::metric;
 use crate::tls::Identity;
+use metrics::{Gauge, counter, gauge};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
@@ -37,6 +39,8 @@ const WAITING: usize = 16;
 /// How many connections there may be at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
+    /// What the metrics call where they come to.
+    pub(crate) listener: &'static str,
     /// Of all peers.
     pub(crate) most: usize,
     /// Of one: an address, or the first half of one where addresses are long.
@@ -114,6 +118,7 @@ struct Open {
 struct Place {
     open: Arc<Mutex<Open>>,
     peer: IpAddr,
+    listener: &'static str,
 }
 
 impl Place {
@@ -133,12 +138,19 @@ impl Place {
         *by_peer += 1;
         now.all += 1;
         drop(now);
-        Ok(Self { open: open.clone(), peer })
+        let place = Self { open: open.clone(), peer, listener: bounds.listener };
+        place.gauge().increment(1);
+        Ok(place)
+    }
+
+    fn gauge(&self) -> Gauge {
+        gauge!(metric::CONNECTIONS, "listener" => self.listener)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        self.gauge().decrement(1);
         let mut open = self.open.lock();
         open.all -= 1;
         if let Some(by_peer) = open.by_peer.get_mut(&self.peer) {
@@ -168,6 +180,7 @@ struct Refusals {
 impl Refusals {
     fn note(&mut self, why: &str) {
         self.count += 1;
+        counter!(metric::CONNECTIONS_REFUSED).increment(1);
         if self.told.is_none_or(|told| told.elapsed() >= TELL) {
             tracing::warn!(connections = self.count, "refused: {why}");
             *self = Self { count: 0, told: Some(instant()) };
@@ -231,7 +244,7 @@ mod tests {
     #[test]
     fn there_are_as_many_as_may_be_of_all_and_of_one() {
         let open = Arc::new(Mutex::new(Open::default()));
-        let bounds = Bounds { most: 4, most_by_peer: 2 };
+        let bounds = Bounds { listener: "grpc", most: 4, most_by_peer: 2 };
         let take = |address: &str| Place::take(&open, &bounds, address.parse().unwrap());
         let two = [take("10.0.0.1").unwrap(), take("::ffff:10.0.0.1").unwrap()];
         let error = take("10.0.0.1").unwrap_err();

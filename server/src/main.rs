@@ -69,6 +69,7 @@ fn main() -> ExitCode {
 async fn serve(arguments: &Serve) -> anyhow::Result<()> {
     let config = Config::load(&arguments.overrides)?;
     telemetry::start(&arguments.log, arguments.log_format).context("log")?;
+    let counted = telemetry::metric::start().context("metrics")?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
@@ -81,7 +82,7 @@ async fn serve(arguments: &Serve) -> anyhow::Result<()> {
         TcpListener::bind(address).await.with_context(|| format!("http: can not listen on {address}"))?;
     banner::print(&config, listener.local_addr()?, http.local_addr()?);
 
-    let app = app::build(config, Clock::system())?.with_http(http);
+    let app = app::build(config, Clock::system())?.with_http(http).with_metrics(counted);
     let reload = app.reload().asked();
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {

@@ -1,5 +1,5 @@
 //! New rules while serving: whatever changes in the files of the rules holds within a second, for calls that come
-//! from then on. So does a new certificate, for connections.
+//! from then on. So do new tokens, and a new certificate for connections.
 //!
 //! Files and folders are watched, and read anew when something happens in or beside them, on SIGHUP, and every
 //! few seconds in case nothing was heard of it. What is wrong stays as it was when it was last right: each
@@ -9,9 +9,12 @@ use crate::clock::Clock;
 use crate::config::{Config, Source};
 use crate::rules::Live;
 use crate::rules::files::Files;
+use crate::telemetry::metric;
 use crate::tls::Identity;
+use crate::tokens::Tokens;
 use crate::yaml;
 use arc_swap::ArcSwap;
+use metrics::gauge;
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use parking_lot::Mutex;
@@ -40,6 +43,8 @@ pub struct Reload {
     files: ArcSwap<Files>,
     /// As who it is served.
     identity: Option<Arc<Identity>>,
+    /// Who may ask.
+    tokens: Arc<Tokens>,
     clock: Clock,
     asked: Arc<Notify>,
 }
@@ -55,12 +60,12 @@ struct State {
 impl Reload {
     /// Reads the domains of that configuration. What is wrong with them goes to the log.
     #[must_use]
-    pub fn new(config: Config, identity: Option<Arc<Identity>>, clock: Clock) -> Self {
+    pub fn new(config: Config, identity: Option<Arc<Identity>>, tokens: Arc<Tokens>, clock: Clock) -> Self {
         let rules = config.rules.clone().live();
         let text = text(&config.source);
         let state = State { config, text, told: BTreeSet::new() };
         let (state, files) = (Mutex::new(state), ArcSwap::default());
-        let reload = Self { rules, state, files, identity, clock, asked: Arc::default() };
+        let reload = Self { rules, state, files, identity, tokens, clock, asked: Arc::default() };
         reload.now();
         reload
     }
@@ -95,6 +100,11 @@ impl Reload {
             Some(Err(error)) => wrong.extend([error]),
             Some(Ok(false)) | None => {}
         }
+        match self.tokens.reload() {
+            Ok(true) => tracing::info!("new tokens are loaded, for calls from now on"),
+            Ok(false) => {}
+            Err(error) => wrong.extend([format!("server.tokens: {error}")]),
+        }
         tell(&before, &files);
         let mut news = wrong.difference(&state.told);
         for text in news.by_ref().take(MOST_TOLD) {
@@ -105,6 +115,7 @@ impl Reload {
             more => tracing::error!("… and {more} more: `tollgate check` tells all"),
         }
         self.rules.store(Arc::new(state.config.rules.with(files.domains())));
+        gauge!(metric::RULES_WRONG).set(metric::many(wrong.len()));
         state.told = wrong;
         self.files.store(Arc::new(files));
     }
@@ -136,6 +147,7 @@ impl Reload {
         let state = self.state.lock();
         let mut places: Vec<PathBuf> = state.config.domains.clone();
         places.extend(self.identity.iter().flat_map(|identity| identity.files()).map(Path::to_owned));
+        places.extend(self.tokens.files().map(Path::to_owned));
         places.extend(self.files().iter().map(|(path, _)| path.to_owned()));
         if let Source::File(path) = &state.config.source {
             places.push(path.clone());

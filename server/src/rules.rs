@@ -9,8 +9,10 @@ pub mod unit;
 use crate::algorithm::Algorithm;
 use crate::limit::{Cost, Limit};
 use crate::penalty::Penalty;
+use crate::telemetry::metric::{self, Outcome, Tally};
 use arc_swap::ArcSwap;
 use domain::Domain;
+use metrics::Label;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -25,6 +27,21 @@ pub struct Rule {
     pub class: String,
     /// `None`: never limited.
     pub limited: Option<Limited>,
+    /// What it decided.
+    pub tally: Tally,
+}
+
+impl Rule {
+    /// A rule that has decided nothing yet.
+    #[must_use]
+    pub fn new(class: impl Into<String>, limited: Option<Limited>) -> Self {
+        Self { class: class.into(), limited, tally: Tally::default() }
+    }
+
+    /// One more call became that.
+    pub fn count(&self, outcome: Outcome) {
+        self.tally.count(outcome, metric::DECISIONS, || vec![Label::new("class", self.class.clone())]);
+    }
 }
 
 /// A limit and what surrounds it.
@@ -110,7 +127,7 @@ impl Rules {
 /// One line for people: `login: 5 each 1m, burst 5, cost 1, token_bucket, sensitive`.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { class, limited } = self;
+        let Self { class, limited, .. } = self;
         let Some(limited) = limited else { return write!(f, "{class}: never limited") };
         let rate = limited.limit.rate();
         let period = humantime::format_duration(rate.period());

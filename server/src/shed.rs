@@ -3,9 +3,11 @@
 //! What a call wants is not known until its message is whole, so it has no place among those in flight before. Some bytes of
 //! each message are free, so that peers who hold all that may be held shut out only those who have as much to say.
 
+use crate::telemetry::metric;
 use bytes::Bytes;
 use http_body::Body;
 use http_body_util::{BodyStream, StreamBody};
+use metrics::counter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -44,7 +46,12 @@ impl Gate {
     pub fn enter(&self) -> Result<Place<'_>, Full> {
         let place = Place(&self.inside);
         let others = self.inside.fetch_add(1, Ordering::Relaxed);
-        if others < self.most { Ok(place) } else { Err(Full::Calls(self.most)) }
+        if others < self.most { Ok(place) } else { Err(Full::Calls(self.most).counted()) }
+    }
+
+    /// How many calls are inside.
+    pub fn inside(&self) -> usize {
+        self.inside.load(Ordering::Relaxed)
     }
 
     /// The same body, with what has come of it counted until it is dropped. Where there is no room it fails with [`Full`].
@@ -61,7 +68,7 @@ impl Gate {
             free = free.saturating_sub(bytes);
             if counted > 0 {
                 let more = room.clone().try_acquire_many_owned(u32::try_from(counted)?);
-                let more = more.map_err(|_| Full::Messages)?;
+                let more = more.map_err(|_| Full::Messages.counted())?;
                 match &mut held {
                     None => held = Some(more),
                     Some(held) => held.merge(more),
@@ -93,6 +100,17 @@ pub enum Full {
     Messages,
 }
 
+impl Full {
+    fn counted(self) -> Self {
+        let what = match self {
+            Self::Calls(_) => "calls",
+            Self::Messages => "messages",
+        };
+        counter!(metric::SHED, "full" => what).increment(1);
+        self
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,7 +126,7 @@ mod tests {
         let three = gate.enter();
         assert!(three.is_ok());
         drop((two, three));
-        assert_eq!(gate.inside.load(Ordering::Relaxed), 0);
+        assert_eq!(gate.inside(), 0);
     }
 
     #[tokio::test]

@@ -108,3 +108,16 @@ pub enum StoreError {
     #[error("{0} calls wait for the store, as many as may")]
     Overloaded(usize),
 }
+
+impl StoreError {
+    /// What the metrics call it.
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Timeout(_) => "timeout",
+            Self::DeadlinePassed => "deadline",
+            Self::Unreachable(_) => "unreachable",
+            Self::Failed(_) => "failed",
+            Self::Overloaded(_) => "overloaded",
+        }
+    }
+}

@@ -1,4 +1,6 @@
-//! The log: to standard error, as text or JSON, at the level that `TOLLGATE_LOG` says.
+//! The log: to standard error, as text or JSON, at the level that `TOLLGATE_LOG` says. And the metrics.
+
+pub mod metric;
 
 use std::io::IsTerminal as _;
 use tracing_subscriber::EnvFilter;

@@ -1,7 +1,7 @@
 //! What Envoy's rate limit service serves over HTTP.
 
-use super::real::{Reply, exchange};
 use crate::support::Tollgate;
+use crate::support::http::{Reply, exchange};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 

@@ -2,9 +2,8 @@
 
 use super::{descriptor, hits};
 use crate::support::calls::answer;
-use crate::support::{
-    DEADLINE, Engine, Process, Redis, Tollgate, eventually, free_port, peer_unless_skipped,
-};
+use crate::support::http::{Reply, exchange};
+use crate::support::{Engine, Process, Redis, Tollgate, eventually, free_port, peer_unless_skipped};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,10 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 use tollgate_proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
@@ -87,42 +83,10 @@ async fn tollgate(folder: &Path, port: u16, store: &str) -> Process {
     tollgate
 }
 
-pub(crate) struct Reply {
-    pub(crate) status: u16,
-    headers: BTreeMap<String, String>,
-    pub(super) body: String,
-}
-
-impl Reply {
-    pub(crate) fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", String::as_str)
-    }
-}
-
 /// Nothing if it can not be had.
 async fn get(at: SocketAddr, path: &str, user: Option<&str>) -> Option<Reply> {
     let user = user.map_or_else(String::new, |user| format!("x-user: {user}\r\n"));
     exchange(at, &format!("GET {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n{user}\r\n")).await
-}
-
-/// What an HTTP/1.1 server answers before it closes the connection; nothing if it can not be asked.
-pub(crate) async fn exchange(at: SocketAddr, request: &str) -> Option<Reply> {
-    let exchange = async {
-        let mut stream = TcpStream::connect(at).await?;
-        stream.write_all(request.as_bytes()).await?;
-        let mut reply = String::new();
-        stream.read_to_string(&mut reply).await?;
-        std::io::Result::Ok(reply)
-    };
-    let reply = timeout(DEADLINE, exchange).await.expect("Envoy answers").ok()?;
-    let (head, body) = reply.split_once("\r\n\r\n")?;
-    let mut lines = head.lines();
-    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-    let header = |line: &str| {
-        let (name, value) = line.split_once(": ").unwrap();
-        (name.to_owned(), value.to_owned())
-    };
-    Some(Reply { status, headers: lines.map(header).collect(), body: body.to_owned() })
 }
 
 impl Edge {

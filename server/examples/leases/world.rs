@@ -181,7 +181,7 @@ impl World {
         fastrand::seed(setting.seed);
         clock.set(START);
         let store = Arc::new(Watched::new(store, clock.clone()));
-        let rule = Rule { class: CLASS.into(), limited: Some(setting.limited.clone()) };
+        let rule = Rule::new(CLASS, Some(setting.limited.clone()));
         let engine = Engine::new(Rules::new([rule]).live(), store.clone(), 512, clock.clone());
         let limit = &setting.limited.limit;
         let mut world = Self {

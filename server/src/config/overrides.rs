@@ -130,11 +130,11 @@ impl Overrides {
             server.tls = Some(ServerTls { cert: cert.clone(), key: key.clone(), client_ca });
         }
         if !self.token_files.is_empty() {
-            let read = self.token_files.iter().map(|path| Token::read(path)).collect::<Result<_, _>>();
-            server.tokens = read.map_err(|message| ConfigError::Override {
-                name: "--token-file or TOLLGATE_TOKEN_FILES",
-                message,
-            })?;
+            let name = "--token-file or TOLLGATE_TOKEN_FILES";
+            for file in &self.token_files {
+                Token::read(file).map_err(|message| ConfigError::Override { name, message })?;
+            }
+            server.tokens.clone_from(&self.token_files);
         }
         for (setting, path) in [
             (&mut store.password_file, &self.store_password_file),

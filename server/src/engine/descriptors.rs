@@ -7,6 +7,7 @@ use crate::limit::{Cost, Decision, Reason, Timestamp, Want, micros};
 use crate::name::BucketName;
 use crate::request::{Charge, Described, Descriptor, Hit, Hits, Joined, Status};
 use crate::rules::domain::{Domain, DomainRule, Meter};
+use crate::telemetry::metric::Outcome;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -73,9 +74,15 @@ impl Engine {
         let denied_by = denied_by(&buckets, &decisions);
         let status = |(met, place): (Met<'_>, Option<usize>)| match met {
             Met::Nothing => Status::Free,
-            Met::Unlimited(_) => Status::Unlimited,
+            Met::Unlimited(rule) => {
+                rule.count(&domain.name, Outcome::Allowed);
+                Status::Unlimited
+            }
             Met::Limit { rule, meter } => match place.and_then(|place| decisions.get(place)) {
-                Some(decision) => met_limit(rule, &meter, decision, self.clock.now()),
+                Some(decision) => {
+                    rule.inspect(|rule| rule.count(&domain.name, meter.limited.outcome(decision)));
+                    met_limit(rule, &meter, decision, self.clock.now())
+                }
                 None => Status::Free,
             },
         };

@@ -1,6 +1,6 @@
 //! Only who shows a token is heard, before anything of his call is read. Health is told to everybody.
 
-use crate::tokens::{self, Token};
+use crate::tokens::Tokens;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const HEALTH: &str = "/grpc.health.v1.Health/";
 
 /// Surrounds services with these tokens.
 #[derive(Clone)]
-pub(super) struct Known(pub(super) Arc<[Token]>);
+pub(super) struct Known(pub(super) Arc<Tokens>);
 
 impl<S> Layer<S> for Known {
     type Service = OfKnown<S>;
@@ -28,7 +28,7 @@ impl<S> Layer<S> for Known {
 #[derive(Clone)]
 pub(super) struct OfKnown<S> {
     inner: S,
-    tokens: Arc<[Token]>,
+    tokens: Arc<Tokens>,
 }
 
 type Answer<S> = Result<http::Response<Body>, <S as Service<http::Request<Body>>>::Error>;
@@ -48,7 +48,7 @@ where
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let shown = request.headers().get(http::header::AUTHORIZATION);
-        match tokens::check(&self.tokens, shown.map(http::HeaderValue::as_bytes)) {
+        match self.tokens.check(shown.map(http::HeaderValue::as_bytes)) {
             Err(stranger) if !request.uri().path().starts_with(HEALTH) => {
                 let refused = Status::unauthenticated(stranger.to_string()).into_http();
                 Box::pin(async move { Ok(refused) })

@@ -11,6 +11,7 @@ use tower::BoxError;
 
 /// What a refusal is called in gRPC.
 pub(super) fn refused(refusal: &Refusal) -> Status {
+    refusal.count();
     let text = refusal.to_string();
     match refusal {
         Refusal::EmptyKey

@@ -72,7 +72,7 @@ pub(super) async fn decide(Of(state): Of<State>, body: Result<Bytes, BytesReject
         Ok(asked) => state.engine.should_descriptors_pass(asked).await,
         Err(refusal) => Err(refusal),
     };
-    let joined = match decided {
+    let joined = match decided.inspect_err(Refusal::count) {
         Ok(joined) => joined,
         Err(refusal @ (Refusal::Store(_) | Refusal::DeadlinePassed)) => {
             return (StatusCode::SERVICE_UNAVAILABLE, refusal.to_string()).into_response();

@@ -7,6 +7,8 @@ use super::matcher::Node;
 use super::unit::Unit;
 use crate::algorithm::{Algorithm, BY_CALENDAR};
 use crate::limit::{Cost, Limit, LimitError, Rate};
+use crate::telemetry::metric::{self, Outcome, Tally};
+use metrics::Label;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,6 +69,17 @@ pub struct DomainRule {
     pub meter: Option<Meter>,
     /// On each level, the wildcard whose values share the bucket.
     pub shared: Vec<Option<String>>,
+    /// What it decided.
+    pub tally: Tally,
+}
+
+impl DomainRule {
+    /// One more descriptor of that domain became that.
+    pub fn count(&self, domain: &str, outcome: Outcome) {
+        self.tally.count(outcome, metric::DESCRIPTORS, || {
+            vec![Label::new("domain", domain.to_owned()), Label::new("rule", self.path.clone())]
+        });
+    }
 }
 
 /// How much, as it was said and as it is decided.

@@ -96,7 +96,7 @@ fn rule(name: &str, given: &Given<Class>, all: &mut Section<'_>) -> Option<Rule>
         if penalty.is_some() {
             at.fault("penalty", class.penalty.place(), exempt);
         }
-        return Some(Rule { class: name.to_owned(), limited: None });
+        return Some(Rule::new(name, None));
     }
     let Some(rate) = rate else {
         at.fault("", None, format!("expected a `rate` ({RATE}), or `cost: 0` for a class without a limit"));
@@ -129,7 +129,7 @@ fn rule(name: &str, given: &Given<Class>, all: &mut Section<'_>) -> Option<Rule>
     }
     let wait = wait.unwrap_or(true);
     let limited = Limited { limit, algorithm, cost: Cost::new(cost), sensitive, penalty, shadow, wait };
-    Some(Rule { class: name.to_owned(), limited: Some(limited) })
+    Some(Rule::new(name, Some(limited)))
 }
 
 /// The limit, if it can be and the algorithm can keep it. Of two bounds the error says the lower.

@@ -22,8 +22,10 @@ use crate::clock::{Clock, instant};
 use crate::config::StoreConfig;
 use crate::limit::{Cost, Decision, Want};
 use crate::request::{Charge, Hit, Settlement};
+use crate::telemetry::metric;
 use async_trait::async_trait;
 use breaker::Breaker;
+use metrics::counter;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +89,7 @@ impl Degraded {
                 Some(answer)
             }
             Err(error) => {
+                counter!(metric::STORE_ERRORS, "why" => error.name()).increment(1);
                 let at_fault = match error {
                     // It answered, and would answer others.
                     StoreError::Failed(_) => false,
@@ -102,6 +105,7 @@ impl Degraded {
     }
 
     fn alone(&self, hits: &[Hit]) -> Vec<Decision> {
+        counter!(metric::ALONE).increment(1);
         let shares = self.breaker.instances();
         let held_up = hits.iter().any(|hit| hit.sensitive);
         let known: Vec<Hit> =

@@ -6,7 +6,9 @@
 //! with keys of one class pushes out his own. Where ends differ much, what ends sooner goes first.
 
 use crate::limit::Timestamp;
+use crate::telemetry::metric;
 use indexmap::IndexMap;
+use metrics::counter;
 
 /// Looks at old entries for each new one. More than one, so that sweeping outruns growth.
 const LOOKS: usize = 3;
@@ -158,6 +160,7 @@ impl<V: Weigh> Expiring<V> {
         if let Some(nearest) = places.min_by_key(ends) {
             self.remove_at(nearest);
             self.dropped += 1;
+            counter!(metric::DROPPED).increment(1);
         }
     }
 

@@ -10,6 +10,7 @@ use crate::rules::Limited;
 use crate::rules::file::{PenaltySettings, algorithm, penalty};
 use crate::rules::matcher::{Node, Pattern};
 use crate::rules::unit::Unit;
+use crate::telemetry::metric::Tally;
 use crate::yaml::{self, Faults, Given, List, Mapping, Report, Scalar, Section, Text};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -242,7 +243,14 @@ fn rule(
         Some(meter)
     };
     let Trail { path, shared } = trail.clone();
-    at.sound_since(before).then_some(DomainRule { path, name, replaces, meter, shared })
+    at.sound_since(before).then_some(DomainRule {
+        path,
+        name,
+        replaces,
+        meter,
+        shared,
+        tally: Tally::default(),
+    })
 }
 
 fn replaces(given: &Given<Replaces>, own: &str, at: &mut Section<'_>) -> Vec<String> {

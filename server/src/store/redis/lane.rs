@@ -12,8 +12,10 @@ use super::{Link, is_demoted, lost, refused, unreachable};
 use crate::clock::{Clock, instant};
 use crate::limit::Timestamp;
 use crate::store::StoreError;
+use crate::telemetry::metric;
 use deadpool::managed::{Object, PoolError};
 use indexmap::IndexMap;
+use metrics::histogram;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
@@ -218,7 +220,11 @@ impl Road {
             Ok(command) => command,
             Err(error) => return (Err(error), true),
         };
-        match timeout(self.deadline, script::call::<Vec<u8>>(&DECIDE, slot, &command, connection)).await {
+        let asked = instant();
+        let called =
+            timeout(self.deadline, script::call::<Vec<u8>>(&DECIDE, slot, &command, connection)).await;
+        histogram!(metric::STORE_SECONDS).record(asked.elapsed());
+        match called {
             Ok(Ok(reply)) => {
                 let answers = batch::unpack(calls, &reply);
                 let is_readable = answers.is_ok();
