@@ -258,7 +258,8 @@ async fn calls_that_never_say_what_they_want_hold_up_nobody() {
 async fn messages_that_are_not_finished_are_held_up_to_a_bound() {
     let mut server = Tollgate::start(CLASSES).await;
     let caller = server.serving().await;
-    let half = framed(&vec![0; 4 << 20]).slice(..(4 << 20) - 1);
+    let message = framed(&vec![0; 4 << 20]);
+    let half = message.slice(..(4 << 20) - 1);
     let mut calls = JoinSet::new();
     let mut connections = Vec::new();
     for _ in 0..4 {
@@ -282,12 +283,16 @@ async fn messages_that_are_not_finished_are_held_up_to_a_bound() {
             (Some("14"), Some("5"))
         );
     }
+    // All that is left, but for what is free.
+    let (mut client, connection) = h2(server.grpc()).await;
+    connections.push(connection);
+    let (_response, mut rest) = client.send_request(call(server.grpc()).body(()).unwrap(), false).unwrap();
+    rest.send_data(message.slice(..4096 + (64 << 20) - 16 * (half.len() - 4096)), false).unwrap();
     // Over HTTP they are counted with them, and who has little to say is heard.
     let http = server.http().await;
     let large = async |status| {
-        let body = "x".repeat(1 << 19);
+        let body = "x".repeat(5000);
         let head = "POST /json HTTP/1.1\r\nhost: edge\r\nconnection: close\r\ncontent-length";
-        // Who is refused before all was read may miss the answer.
         let reply = exchange(http, &format!("{head}: {}\r\n\r\n{body}", body.len())).await?;
         (reply.status == status).then_some(reply)
     };

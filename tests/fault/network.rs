@@ -221,3 +221,36 @@ async fn a_redis_that_evicts_is_warned_of() {
         assert!(!said.contains("maxmemory-policy"), "{engine:?}: {said}");
     }
 }
+
+/// More comes at once than Redis can decide before the deadline. What it could not answer in time is not sent to it, so
+/// all that it charges somebody hears of.
+#[tokio::test]
+async fn what_could_not_be_answered_in_time_is_not_charged() {
+    const CALLERS: u64 = 1000;
+    for engine in engines() {
+        let redis = Redis::start_on_port(engine).await;
+        let wire = Wire::to(redis.port()).await;
+        // One script call at a time, of 64 calls at most.
+        let text = config(&wire, "4s").replace("deadline:", "connections: 1, deadline:");
+        let mut server = Tollgate::start(&text).await;
+        let caller = server.serving().await;
+        wire.delay(Duration::from_millis(600));
+        // How long a script call takes is known from the last one.
+        caller.ask("somebody", "read", None).await;
+        let mut callers = JoinSet::new();
+        for _ in 0..CALLERS {
+            let caller = caller.clone();
+            callers.spawn(async move { caller.ask("alice", "read", None).await });
+        }
+        let answers = callers.join_all().await;
+        let decided = u64::try_from(answers.iter().filter(|answer| !answer.degraded).count()).unwrap();
+        wire.delay(Duration::ZERO);
+        caller.until_ready(true).await;
+        until_it_decides(&caller).await;
+        let spent = BURST - caller.remaining("alice", "read").await;
+        say(&format!("{engine:?}, overload: {CALLERS} calls, {decided} decided, {spent} spent"));
+        assert!((64..CALLERS).contains(&decided), "{engine:?}: {decided} decided");
+        assert_eq!(spent, decided, "{engine:?}: charged, and nobody heard of it");
+        unhurt(&mut server);
+    }
+}
