@@ -1,5 +1,11 @@
 //! The protocols in which a decision can be asked for. Each is a variant here and a service in `echo.rs`.
 
+use tollgate_proto::envoy::extensions::common::ratelimit::v3::{
+    RateLimitDescriptor, rate_limit_descriptor::Entry,
+};
+use tollgate_proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate_proto::v1;
 use tollgate_proto::v1::rate_limiter_client::RateLimiterClient;
 use tonic::Status;
@@ -10,7 +16,21 @@ use tonic::transport::Channel;
 pub(crate) enum Api {
     /// `tollgate.v1.RateLimiter/ShouldRateLimit`
     Native,
+    /// `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`, of the domain `load`
+    Envoy,
 }
+
+/// The rules of that domain: what the classes of the budgets are to a native call, by class and then by key.
+pub(crate) const DOMAIN: &str = "
+domain: load
+descriptors:
+  - { key: class, value: read,   descriptors: [ { key: key, rate_limit: { unit: second, requests_per_unit: 2000 } } ] }
+  - { key: class, value: search, descriptors: [ { key: key, rate_limit: { unit: second, requests_per_unit: 200 } } ] }
+  - key: class
+    value: write
+    descriptors: [ { key: key, rate_limit: { unit: second, requests_per_unit: 1000, algorithm: gcra } } ]
+  - { key: class, value: export, descriptors: [ { key: key, rate_limit: { unit: minute, requests_per_unit: 1 } } ] }
+";
 
 /// One question.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,12 +53,14 @@ pub(crate) enum Answer {
 #[derive(Clone)]
 pub(crate) enum Client {
     Native(RateLimiterClient<Channel>),
+    Envoy(RateLimitServiceClient<Channel>),
 }
 
 impl Api {
     pub(crate) fn client(self, connection: Channel) -> Client {
         match self {
             Self::Native => Client::Native(RateLimiterClient::new(connection)),
+            Self::Envoy => Client::Envoy(RateLimitServiceClient::new(connection)),
         }
     }
 }
@@ -56,6 +78,20 @@ impl Client {
                     v1::Verdict::Allow => Answer::Allowed,
                     _ => Answer::Denied,
                 })
+            }
+            Self::Envoy(client) => {
+                let entries =
+                    [("class", class), ("key", key)].map(|(key, value)| Entry { key: key.into(), value });
+                let descriptor =
+                    RateLimitDescriptor { entries: entries.into(), ..RateLimitDescriptor::default() };
+                let asked = RateLimitRequest {
+                    domain: "load".into(),
+                    descriptors: vec![descriptor],
+                    hits_addend: cost.unwrap_or_default(),
+                };
+                let answer = client.should_rate_limit(asked).await?.into_inner();
+                let is_over = answer.overall_code() == Code::OverLimit;
+                Ok(if is_over { Answer::Denied } else { Answer::Allowed })
             }
         }
     }

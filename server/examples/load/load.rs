@@ -179,9 +179,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(echo::serve(listener));
-        let callers = Callers::connect(url, Api::Native, 2, 3).await.unwrap();
         let traffic =
             || Traffic { keys: Keys::Uniform(10), classes: Classes::only("read").unwrap(), cost: None };
+        let envoys = Callers::connect(url.clone(), Api::Envoy, 2, 3).await.unwrap();
+        assert_eq!(envoys.times(traffic(), 100).await.unwrap().tally.allowed, 100);
+        let callers = Callers::connect(url, Api::Native, 2, 3).await.unwrap();
         let times = callers.times(traffic(), 100).await.unwrap().tally;
         assert_eq!((times.allowed, times.denied, times.errors), (100, 0, 0));
         assert_eq!(times.latency.len(), 100);

@@ -1,6 +1,6 @@
 //! The processes that are measured. Each has a folder of its own, and ends when it is dropped.
 
-use crate::api::Api;
+use crate::api::{Api, DOMAIN};
 use crate::cpu;
 use crate::load::Callers;
 use crate::redis::Redis;
@@ -109,7 +109,9 @@ impl Server {
     ) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         std::fs::write(folder.path().join("rules.yaml"), rules)?;
-        let arguments = ["serve", "--config", "rules.yaml", "--store", store, "--log", "warn"];
+        std::fs::write(folder.path().join("load.yaml"), DOMAIN)?;
+        let files = ["serve", "--config", "rules.yaml", "--domains", "load.yaml"];
+        let arguments = [files.as_slice(), &["--store", store, "--log", "warn"]].concat();
         // Room for all keys: what is dropped is not measured.
         let room = ["--max-keys", "4000000", "--max-bytes", "4000000000"];
         let listens = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"];
