@@ -2,6 +2,7 @@
 
 mod failover;
 mod locked;
+mod overload;
 
 use crate::stores::{Ask, START, Tested, config, kinds_and_topologies, left, named, once, open};
 use crate::stores::{Kind, at_once};

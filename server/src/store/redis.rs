@@ -16,6 +16,7 @@ mod cluster;
 mod connections;
 mod denials;
 mod lane;
+mod pace;
 mod presence;
 mod script;
 
@@ -31,13 +32,13 @@ use deadpool::managed::{Object, PoolError};
 use deadpool_redis::redis::{ClientTlsConfig, RedisError, TlsCertificates};
 use denials::Denials;
 use lane::{Job, Lane, Road};
+use pace::Pace;
 use script::HEARTBEAT;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -48,7 +49,7 @@ const WAITING: usize = 8192;
 /// What is read of a password or certificates at most.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Script calls of a cluster that may be on their way.
+/// Script calls of a cluster that may be on their way, or wait for their node.
 const IN_FLIGHT: usize = 4096;
 
 /// Keys in several slots of a cluster, for a heartbeat that is not answered where instances are counted.
@@ -110,8 +111,7 @@ impl Redis {
         });
         for _ in 0..config.connections {
             let (jobs, connections, road) = (jobs.clone(), connections.clone(), road.clone());
-            let takes = Duration::ZERO;
-            tokio::spawn(Lane { jobs, connections, held: None, takes, road }.run());
+            tokio::spawn(Lane { jobs, connections, held: None, pace: Pace::default(), road }.run());
         }
         Ok(Self {
             queue,

@@ -6,6 +6,7 @@
 //! which slot.
 
 use super::connections::{TRIES, client};
+use super::pace::Pace;
 use crate::clock::instant;
 use crc16::{State, XMODEM};
 use deadpool_redis::redis::aio::{ConnectionLike as _, MultiplexedConnection};
@@ -20,7 +21,7 @@ use parking_lot::RwLock;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 
 const SLOTS: u16 = 16_384;
@@ -33,6 +34,9 @@ const UNREACHED: Duration = Duration::from_millis(20);
 const CONNECTING: Duration = Duration::from_millis(500);
 /// For a look.
 const LOOKING: Duration = Duration::from_secs(2);
+
+/// Script calls that may be on their way to one node: more would only wait there, where nobody can leave them out.
+const IN_TURN: usize = 64;
 
 /// The slot of keys with that text in their braces.
 pub(super) fn slot(braced: &str) -> u16 {
@@ -60,6 +64,19 @@ struct Known {
     /// By slot. Empty before the first look.
     owners: Vec<Option<Node>>,
     connections: HashMap<Node, Connecting>,
+    turns: HashMap<Node, Arc<Turns>>,
+}
+
+/// Script calls to one node.
+pub(super) struct Turns {
+    pub(super) places: Semaphore,
+    pub(super) pace: Pace,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { places: Semaphore::new(IN_TURN), pace: Pace::default() }
+    }
 }
 
 /// A connection that is there or will be, for whoever waits for it.
@@ -154,6 +171,15 @@ impl Cluster {
             }
         }
         self.look();
+    }
+
+    /// Script calls to the node that has that slot. Of a slot that nobody has they are refused one by one.
+    pub(super) fn turns(&self, slot: u16) -> Arc<Turns> {
+        let Some(node) = self.owner(slot) else { return Arc::default() };
+        if let Some(turns) = self.0.known.read().turns.get(&node) {
+            return turns.clone();
+        }
+        self.0.known.write().turns.entry(node).or_default().clone()
     }
 
     pub(super) fn owner(&self, slot: u16) -> Option<Node> {
@@ -263,6 +289,7 @@ impl Cluster {
         let mut known = self.0.known.write();
         let there: HashSet<&Node> = best.iter().flatten().collect();
         known.connections.retain(|node, _| there.contains(node));
+        known.turns.retain(|node, _| there.contains(node));
         known.owners = best;
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! The pools of deadpool-redis can not be given certificates, nor can a cluster be asked through them as
 //! [`cluster`](super::cluster) does. So the pool is deadpool's, and what it makes is made here.
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Turns};
 use crate::config::{RedisUrl, StoreConfig, Topology};
 use crate::store::StoreError;
 use deadpool::managed::{Manager, Metrics, Object, Pool, RecycleResult};
@@ -15,6 +15,7 @@ use deadpool_redis::redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, RedisResult, TlsCertificates,
     TlsMode, Value,
 };
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -165,6 +166,14 @@ impl Connection {
 
     pub(super) const fn is_cluster(&self) -> bool {
         matches!(self, Self::Cluster(_))
+    }
+
+    /// Script calls to the node that has that slot. One server is asked in turn anyway.
+    pub(super) fn turns(&self, slot: u16) -> Arc<Turns> {
+        match self {
+            Self::One(_) => Arc::default(),
+            Self::Cluster(cluster) => cluster.turns(slot),
+        }
     }
 
     /// What was asked about that slot at that time was not answered.

@@ -2,11 +2,12 @@
 //! answers.
 //!
 //! Redis takes the keys of one slot in a script call, if it is a cluster. So there what waits is sent as one script call
-//! for each slot, all at once, and none of them waits for another: a node that stands still holds up its own calls.
+//! for each slot, and waits only for those to the same node: one that stands still holds up its own calls.
 
 use super::batch::{self, Answer, Answers, Call};
 use super::connections::{Connection, Connections, Held as Connected};
 use super::denials::Denials;
+use super::pace::Pace;
 use super::script::{self, DECIDE};
 use super::{Link, is_demoted, lost, refused, unreachable};
 use crate::clock::{Clock, instant};
@@ -42,8 +43,7 @@ pub(super) struct Lane {
     pub(super) jobs: async_channel::Receiver<Job>,
     pub(super) connections: Connections,
     pub(super) held: Option<Held>,
-    /// How long a script call takes these days.
-    pub(super) takes: Duration,
+    pub(super) pace: Pace,
     pub(super) road: Arc<Road>,
 }
 
@@ -71,36 +71,24 @@ impl Lane {
         while let Ok(first) = self.jobs.recv().await {
             // Whoever is about to ask may do so first: all that has come by now goes out together.
             yield_now().await;
-            let soon = self.soon();
+            let soon = self.pace.soon(self.road.deadline);
             let (mut keys, mut jobs, mut next) = (0, Vec::new(), Some(first));
             while let Some(job) = next {
-                if job.until > soon {
+                if let Some(job) = self.road.if_in_time(job, soon) {
                     keys += job.call.keys();
                     jobs.push(job);
-                } else {
-                    job.answer(Err(StoreError::Timeout(self.road.deadline)));
                 }
                 let is_enough = jobs.len() == MOST_CALLS || keys >= ENOUGH_KEYS;
                 next = if is_enough { None } else { self.jobs.try_recv().ok() };
             }
-            // Nobody waits for these any more.
-            jobs.retain(|job| !job.reply.is_closed());
             if jobs.is_empty() {
-                // Nothing says how long it would have taken, so it is tried again with less care.
-                self.takes /= 2;
+                self.pace.relax();
                 continue;
             }
             let asked = instant();
             self.serve(jobs).await;
-            self.takes = (self.takes + asked.elapsed()) / 2;
+            self.pace.took(asked.elapsed());
         }
-    }
-
-    /// When there will be an answer to what is sent now, for all that is known. Where more comes than Redis can decide,
-    /// all that is taken from a queue in its order is late when it is answered: it would be charged, and nobody would
-    /// hear of it. So what could not be answered in time is not sent. A call that has just come always is.
-    fn soon(&self) -> Instant {
-        instant() + (2 * self.takes).min(self.road.deadline / 2)
     }
 
     async fn serve(&mut self, jobs: Vec<Job>) {
@@ -148,8 +136,18 @@ impl Lane {
             let road = self.road.clone();
             let mut connection = Connection::clone(&held.connection);
             tokio::spawn(async move {
+                let turns = connection.turns(slot);
+                // They are never closed.
+                let turn = turns.places.acquire().await;
+                let soon = turns.pace.soon(road.deadline);
+                let jobs: Vec<Job> = jobs.into_iter().filter_map(|job| road.if_in_time(job, soon)).collect();
+                if jobs.is_empty() {
+                    return turns.pace.relax();
+                }
                 let asked = instant();
                 let served = road.serve(&mut connection, slot, jobs).await;
+                turns.pace.took(asked.elapsed());
+                drop(turn);
                 if !served.is_sound {
                     connection.doubt(slot, asked);
                     // A replica may take over, and may not know all.
@@ -185,6 +183,15 @@ struct Served {
 }
 
 impl Road {
+    /// The same job, if somebody waits for it and can be answered: it is sent now, and there will be an answer soon.
+    fn if_in_time(&self, job: Job, soon: Instant) -> Option<Job> {
+        if job.until <= soon {
+            job.answer(Err(StoreError::Timeout(self.deadline)));
+            return None;
+        }
+        Some(job).filter(|job| !job.reply.is_closed())
+    }
+
     /// Sends these as one script call, and hands out the answers.
     async fn serve(&self, connection: &mut Connection, slot: u16, jobs: Vec<Job>) -> Served {
         let calls: Vec<&Call> = jobs.iter().map(|job| &job.call).collect();
