@@ -35,8 +35,29 @@ use traces::{Amount, Charging, RuleSpec, Shift, Step, Trace, Unused, Wish, trace
 
 #[test]
 fn every_store_gives_the_same_decisions() {
+    differ(300, Bench::of(|kind| !matches!(kind, Kind::Cluster(_))), |trace| trace);
+}
+
+/// Calls on several slots are charged bucket by bucket there: `tests/topologies.rs` and `tests/envoy/vectors.rs`. What
+/// belongs to one key is in one slot.
+#[test]
+fn every_cluster_gives_the_same_decisions_on_calls_of_one_key() {
+    differ(60, Bench::of(|kind| matches!(kind, Kind::Cluster(_))), |mut trace| {
+        for (step, _) in &mut trace.steps {
+            if let Step::Call(wishes) = step {
+                let key = wishes.first().map_or(0, |wish| wish.key);
+                for wish in wishes {
+                    wish.key = key;
+                }
+            }
+        }
+        trace
+    });
+}
+
+fn differ(cases: u32, bench: impl Future<Output = Bench>, change: impl Fn(Trace) -> Trace) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let bench = runtime.block_on(Bench::new());
+    let bench = runtime.block_on(bench);
     let mut config = Config {
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
             env!("CARGO_MANIFEST_DIR"),
@@ -46,9 +67,9 @@ fn every_store_gives_the_same_decisions() {
         ..Config::default()
     };
     if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = 300;
+        config.cases = cases;
     }
-    let run = |trace: Trace| runtime.block_on(bench.run(&trace));
+    let run = |trace: Trace| runtime.block_on(bench.run(&change(trace)));
     TestRunner::new(config).run(&traces(ALL.len()), run).unwrap_or_else(|why| panic!("{why}"));
 }
 
@@ -58,24 +79,22 @@ const CLASSES: [&str; 3] = ["c", "b:c", "read it"];
 /// What all traces run on.
 struct Bench {
     clock: Clock,
-    redis: Vec<(Tested, MultiplexedConnection)>,
+    /// Each with a connection to all of its servers.
+    redis: Vec<(Tested, Vec<MultiplexedConnection>)>,
     cases: AtomicU64,
 }
 
 impl Bench {
-    async fn new() -> Self {
+    async fn of(which: impl Fn(Kind) -> bool) -> Self {
         let clock = Clock::manual(START);
         let mut redis = Vec::new();
-        for kind in kinds_and_topologies() {
-            // In a cluster a call on several slots is charged bucket by bucket, so the traces there are others:
-            // `tests/topologies.rs` and `tests/envoy/vectors.rs`.
-            if matches!(kind, Kind::Cluster(_)) {
-                continue;
-            }
+        for kind in kinds_and_topologies().into_iter().filter(|kind| *kind != Kind::Memory && which(*kind)) {
             let tested = kind.start(&clock).await;
-            let Some(at) = tested.server() else { continue };
-            let connection = at.connection(DEADLINE).await.unwrap();
-            redis.push((tested, connection));
+            let mut connections = Vec::new();
+            for server in tested.servers() {
+                connections.push(server.connection(DEADLINE).await.unwrap());
+            }
+            redis.push((tested, connections));
         }
         Self { clock, redis, cases: AtomicU64::new(0) }
     }
@@ -331,8 +350,17 @@ impl Run<'_> {
             return Ok(());
         }
         self.send_together().await?;
-        for (_, connection) in &self.bench.redis {
-            cmd("DEL").arg(&gone).exec_async(&mut connection.clone()).await.unwrap();
+        for (tested, connections) in &self.bench.redis {
+            for connection in connections {
+                let mut connection = connection.clone();
+                if tested.cluster.is_none() {
+                    cmd("DEL").arg(&gone).exec_async(&mut connection).await.unwrap();
+                }
+                for key in gone.iter().filter(|_| tested.cluster.is_some()) {
+                    // Who does not have it says so.
+                    cmd("DEL").arg(key).exec_async(&mut connection).await.ok();
+                }
+            }
         }
         for bucket in ended.iter().filter(|name| name.starts_with('{')) {
             // What is known of its denials would outlive it: to the store it is told as tokens that come back.

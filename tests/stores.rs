@@ -47,9 +47,10 @@ impl Tested {
         self.redis.as_ref().map(Redis::url).or_else(cluster).or_else(watched)
     }
 
-    /// The server that has all keys, if one has.
-    pub(crate) fn server(&self) -> Option<&Redis> {
-        self.redis.as_ref().or_else(|| Some(&self.watched.as_ref()?.primary))
+    /// The servers that have its keys.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = &Redis> {
+        let one = self.redis.iter().chain(self.watched.iter().map(|watched| &watched.primary));
+        one.chain(self.cluster.iter().flat_map(|cluster| &cluster.nodes))
     }
 
     /// Says a command to its Redis.
