@@ -26,6 +26,8 @@ use tokio::time::{Instant, timeout};
 /// Calls that one script call decides at most: enough to make its own cost small, few enough that Redis
 /// turns to others every few hundred microseconds.
 const MOST_CALLS: usize = 64;
+/// How often others go first, while that brings more calls.
+const MOST_TURNS: usize = 4;
 /// And no more calls once they are about so many keys. Lua can name 8,000 at once.
 const ENOUGH_KEYS: usize = 1024;
 
@@ -69,8 +71,7 @@ impl Lane {
         // Before the first call, which then does not wait for it.
         self.held = self.connection().await.ok();
         while let Ok(first) = self.jobs.recv().await {
-            // Whoever is about to ask may do so first: all that has come by now goes out together.
-            yield_now().await;
+            self.let_others_ask().await;
             let soon = self.pace.soon(self.road.deadline);
             let (mut keys, mut jobs, mut next) = (0, Vec::new(), Some(first));
             while let Some(job) = next {
@@ -88,6 +89,18 @@ impl Lane {
             let asked = instant();
             self.serve(jobs).await;
             self.pace.took(asked.elapsed());
+        }
+    }
+
+    /// Whoever is about to ask may do so first, so that all that has come by now goes out together. Nobody is waited for.
+    async fn let_others_ask(&self) {
+        let mut waiting = 0;
+        for _ in 0..MOST_TURNS {
+            yield_now().await;
+            if self.jobs.len() == waiting {
+                return;
+            }
+            waiting = self.jobs.len();
         }
     }
 
