@@ -448,7 +448,9 @@ impl Tollgate {
     /// What `/metrics` says of that series, name and labels as they are written there; zero if nothing.
     pub(crate) async fn metric(&self, series: &str) -> u64 {
         let request = "GET /metrics HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n\r\n";
-        let reply = exchange(self.http().await, request).await.expect("an answer");
+        let http = self.http().await;
+        // As many may be connected as may be, for a moment.
+        let reply = eventually("metrics", async || exchange(http, request).await).await;
         let line = reply.body.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         line.map_or(0, |value| value.parse().unwrap())
     }

@@ -5,14 +5,14 @@
 
 use crate::telemetry::metric;
 use bytes::Bytes;
-use http_body::Body;
-use http_body_util::{BodyStream, StreamBody};
+use http_body::{Body, Frame, SizeHint};
 use metrics::counter;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::sync::Semaphore;
-use tokio_stream::StreamExt as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::BoxError;
 
 /// When to ask again after a refusal by load.
@@ -55,27 +55,67 @@ impl Gate {
     }
 
     /// The same body, with what has come of it counted until it is dropped. Where there is no room it fails with [`Full`].
-    pub(crate) fn measure<B>(&self, body: B) -> impl Body<Data = Bytes, Error = BoxError> + use<B>
-    where
-        B: Body<Data = Bytes, Error: Into<BoxError>>,
-    {
-        let room = self.room.clone();
-        let (mut free, mut held) = (FREE, None);
-        StreamBody::new(BodyStream::new(body).map(move |frame| {
-            let frame = frame.map_err(Into::into)?;
-            let bytes = frame.data_ref().map_or(0, Bytes::len);
-            let counted = bytes.saturating_sub(free);
-            free = free.saturating_sub(bytes);
-            if counted > 0 {
-                let more = room.clone().try_acquire_many_owned(u32::try_from(counted)?);
-                let more = more.map_err(|_| Full::Messages.counted())?;
-                match &mut held {
-                    None => held = Some(more),
-                    Some(held) => held.merge(more),
-                }
-            }
-            Ok(frame)
-        }))
+    pub(crate) fn measure<B>(&self, body: B) -> Measured<B> {
+        Measured { body, room: self.room.clone(), free: FREE, held: None }
+    }
+}
+
+/// A message that is on its way in.
+#[derive(Debug)]
+pub(crate) struct Measured<B> {
+    body: B,
+    room: Arc<Semaphore>,
+    free: usize,
+    held: Option<OwnedSemaphorePermit>,
+}
+
+impl<B> Measured<B> {
+    fn hold(&mut self, bytes: usize) -> Result<(), Full> {
+        let counted = bytes.saturating_sub(self.free);
+        self.free = self.free.saturating_sub(bytes);
+        if counted == 0 {
+            return Ok(());
+        }
+        let more = u32::try_from(counted).ok().and_then(|counted| {
+            // If there is none it is not waited for: who holds it may never be done.
+            self.room.clone().try_acquire_many_owned(counted).ok()
+        });
+        let more = more.ok_or_else(|| Full::Messages.counted())?;
+        match &mut self.held {
+            None => self.held = Some(more),
+            Some(held) => held.merge(more),
+        }
+        Ok(())
+    }
+}
+
+impl<B> Body for Measured<B>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        let frame = match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+            Some(Ok(frame)) => frame,
+            Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+            None => return Poll::Ready(None),
+        };
+        let held = this.hold(frame.data_ref().map_or(0, Bytes::len));
+        Poll::Ready(Some(held.map(|()| frame).map_err(BoxError::from)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
