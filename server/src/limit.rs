@@ -284,15 +284,6 @@ impl State {
             Self::Log(_) => Words::default(),
         }
     }
-
-    /// Bytes kept beside the state itself.
-    #[must_use]
-    pub fn heap_bytes(&self) -> usize {
-        match self {
-            Self::Words(_) => 0,
-            Self::Log(log) => size_of::<Log>() + log.granted.capacity() * size_of::<(u64, u64)>(),
-        }
-    }
 }
 
 /// Grants in order of time.
@@ -302,6 +293,14 @@ pub struct Log {
     pub forgotten: u64,
     /// When something was granted, in microseconds since 1970, and all tokens granted until then.
     pub granted: VecDeque<(u64, u64)>,
+}
+
+impl Log {
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        size_of::<Self>() + self.granted.capacity() * size_of::<(u64, u64)>()
+    }
 }
 
 /// What a call wishes of a bucket: at least this, and if it is there up to that.

@@ -20,7 +20,7 @@ const GROWTH: usize = 32;
 
 /// What an entry takes beside its name and what it keeps elsewhere: itself, its place in the index, and the
 /// room that both keep for growth.
-const OVERHEAD: usize = 140;
+const OVERHEAD: usize = 132;
 
 pub(super) struct Expiring<V> {
     entries: IndexMap<Box<str>, Entry<V>>,
