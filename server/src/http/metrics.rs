@@ -16,5 +16,6 @@ pub(super) async fn scrape(Of(state): Of<State>) -> Response {
         return (StatusCode::NOT_FOUND, "nothing is counted here").into_response();
     };
     gauge!(metric::IN_FLIGHT).set(metric::many(state.gate.inside()));
+    gauge!(metric::MESSAGE_BYTES).set(metric::many(state.gate.held()));
     ([(header::CONTENT_TYPE, TEXT)], counted.render()).into_response()
 }

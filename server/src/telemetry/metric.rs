@@ -18,6 +18,8 @@ pub const RETURNED: &str = "tollgate_returned_tokens_total";
 pub const SHED: &str = "tollgate_shed_total";
 /// Calls in flight.
 pub const IN_FLIGHT: &str = "tollgate_in_flight";
+/// Bytes of messages that are not yet whole.
+pub const MESSAGE_BYTES: &str = "tollgate_message_bytes";
 /// Connections that are open.
 pub const CONNECTIONS: &str = "tollgate_connections";
 /// Connections that were refused.
@@ -55,6 +57,10 @@ pub fn start() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(RETURNED, "Tokens of leases that came back");
     describe_counter!(SHED, "Requests shed, by what was full");
     describe_gauge!(IN_FLIGHT, "Calls in flight");
+    describe_gauge!(
+        MESSAGE_BYTES,
+        "Bytes of messages that are not yet whole, beyond the first 4 KiB of each"
+    );
     describe_gauge!(CONNECTIONS, "Connections that are open");
     describe_counter!(CONNECTIONS_REFUSED, "Connections that were refused");
     describe_gauge!(DEGRADED, "1 while calls are decided without the store");
