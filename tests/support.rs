@@ -24,7 +24,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// How long anything may take that is waited for. Far more than it needs, for a busy machine.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Waits until `probe` gives something, asking again and again, and panics with `what` if it never does.
 ///
