@@ -182,5 +182,15 @@ async fn who_shows_no_token_is_not_heard() {
     std::fs::write(&file, "short\n").unwrap();
     server.says("a token of 5 bytes").await;
     assert_eq!(status(post(&by("gateway 2"))).await, 200);
+
+    // Whose file is gone is not heard any more, and rules are read all the same.
+    std::fs::remove_file(&file).unwrap();
+    eventually("nobody is known", async || (status(post(&by("gateway 2"))).await == 401).then_some(())).await;
+    std::fs::write(server.config(), config.replace("classes: {", "classes: { write: { rate: 1/h },"))
+        .unwrap();
+    server.says("2 classes are loaded").await;
+    std::fs::write(&file, "a secret of gateway 3\n").unwrap();
+    eventually("a new one is known", async || (status(post(&by("gateway 3"))).await == 200).then_some(()))
+        .await;
     assert!(!server.process().output().contains("a secret of"), "{}", server.process().output());
 }

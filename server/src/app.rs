@@ -54,20 +54,17 @@ pub enum BuildError {
     /// The certificate can not be used.
     #[error("{0}")]
     Tls(String),
-    /// A token can not be read.
-    #[error("server.tokens: {0}")]
-    Tokens(String),
 }
 
 /// Makes a server of a configuration. Needs a tokio runtime; does not wait for the store.
 ///
 /// # Errors
-/// Its store, its certificate or its tokens can not be used at all.
+/// Its store or its certificate can not be used at all.
 pub fn build(config: Config, clock: Clock) -> Result<App, BuildError> {
     let (store, health) = store::open(&config.store, &clock)?;
     let server = config.server.clone();
     let identity = server.tls.map(Identity::read).transpose().map_err(BuildError::Tls)?.map(Arc::new);
-    let tokens = Arc::new(Tokens::read(server.tokens).map_err(BuildError::Tokens)?);
+    let tokens = Arc::new(Tokens::new(server.tokens));
     let reload = Arc::new(Reload::new(config, identity.clone(), tokens.clone(), clock.clone()));
     let engine = Arc::new(Engine::new(reload.rules(), store, server.max_key_bytes, clock));
     let gate = Arc::new(Gate::new(server.max_in_flight));

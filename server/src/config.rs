@@ -17,7 +17,7 @@ pub use url::{RedisUrl, StoreUrl, StoreUrlError, Topology};
 
 use crate::rules::Rules;
 use crate::rules::file::{Classes, compile};
-use crate::tokens::Token;
+use crate::tokens::Known;
 use crate::yaml::{self, Given, Report, Scalar, Text};
 use serde::Deserialize;
 use std::fmt;
@@ -68,8 +68,8 @@ pub struct Server {
     pub max_connection_age: Duration,
     /// As who gRPC is served, if by TLS.
     pub tls: Option<ServerTls>,
-    /// The files with the tokens of those who may ask; everybody may if there are none.
-    pub tokens: Vec<PathBuf>,
+    /// Who may ask; everybody if there are none.
+    pub tokens: Vec<Known>,
 }
 
 /// As who gRPC is served, and to whom. Files in PEM.
@@ -146,7 +146,7 @@ impl Config {
         let path = path.as_ref();
         match yaml::text(path) {
             Ok(text) => {
-                let mut config = Self::parse(Source::File(path.to_owned()), &text)?;
+                let mut config = Self::parse(Source::File(path.to_owned()), &text, None)?;
                 config.overrides.config = Some(path.to_owned());
                 Ok(config)
             }
@@ -160,7 +160,7 @@ impl Config {
             Err(ConfigError::Unreadable { error, .. })
                 if named.is_none() && error.kind() == io::ErrorKind::NotFound =>
             {
-                Self::parse(Source::BuiltIn, BUILT_IN.as_bytes())
+                Self::parse(Source::BuiltIn, BUILT_IN.as_bytes(), None)
             }
             config => config,
         }?;
@@ -169,19 +169,42 @@ impl Config {
         Ok(config)
     }
 
-    fn parse(source: Source, text: &[u8]) -> Result<Self, ConfigError> {
+    /// The same, with the rules and the domains that its file has now. What else is in it holds from the start to the
+    /// end, so what is wrong with that does not matter: a file with a secret may be gone by now.
+    ///
+    /// # Errors
+    /// A file that can not be read or has faults.
+    pub fn again(&self) -> Result<Self, ConfigError> {
+        let Source::File(path) = &self.source else { return Ok(self.clone()) };
+        let text = yaml::text(path)
+            .map_err(|error| ConfigError::Unreadable { file: path.display().to_string(), error })?;
+        let mut config = Self::parse(self.source.clone(), &text, Some(self))?;
+        if self.overrides.are_domains() {
+            config.domains.clone_from(&self.domains);
+        }
+        Ok(config)
+    }
+
+    /// `held`: whose settings hold, if not those of the text.
+    fn parse(source: Source, text: &[u8], held: Option<&Self>) -> Result<Self, ConfigError> {
         let name = source.to_string();
         let file: Settings = yaml::read(&name, text)?;
         let mut report = Report::new(&name);
-        let server = server(&file.server, source.folder(), &mut report);
-        let store = store(&file.store, source.folder(), &mut report);
+        let (server, store, overrides) = match held {
+            Some(held) => (held.server.clone(), held.store.clone(), held.overrides.clone()),
+            None => (
+                server(&file.server, source.folder(), &mut report),
+                store(&file.store, source.folder(), &mut report),
+                Overrides::default(),
+            ),
+        };
         let domains = domains(&file.domains, &source, &mut report);
         let rules = if file.domains.value().is_some() && file.classes.value().is_none() {
             Rules::new([])
         } else {
             compile(&file.classes, &mut report)
         };
-        Ok(report.end(Self { server, store, rules, domains, source, overrides: Overrides::default() })?)
+        Ok(report.end(Self { server, store, rules, domains, source, overrides })?)
     }
 }
 
@@ -250,10 +273,7 @@ fn server(given: &Given<ServerSettings>, folder: &Path, report: &mut Report) -> 
     set(&mut server.max_connection_age, age);
     let tokens = settings.tokens.value().into_iter().flatten().enumerate();
     for (n, path) in tokens {
-        let read = |path: &Text| {
-            let file = folder.join(path.bounded(1..=4096)?);
-            Token::read(&file).map(|_| file)
-        };
+        let read = |path: &Text| Known::read(folder.join(path.bounded(1..=4096)?));
         let mut at = at.section("tokens", settings.tokens.place());
         server.tokens.extend(at.get(&n.to_string(), path, read));
     }

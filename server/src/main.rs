@@ -7,6 +7,7 @@ mod check;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tollgate_server::clock::Clock;
@@ -16,6 +17,9 @@ use tollgate_server::{app, telemetry};
 /// Calls are short and their allocations small: a seventh of what a call costs was spent in the system's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// How long the end waits for files that are being read.
+const READING: Duration = Duration::from_secs(1);
 
 /// A rate-limit decision service. Without a command it serves.
 #[derive(Parser)]
@@ -65,8 +69,15 @@ fn main() -> ExitCode {
     }
 }
 
-#[tokio::main]
-async fn serve(arguments: &Serve) -> anyhow::Result<()> {
+fn serve(arguments: &Serve) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let served = runtime.block_on(serve_until_told(arguments));
+    // A file that is being read may be on a disk that does not answer.
+    runtime.shutdown_timeout(READING);
+    served
+}
+
+async fn serve_until_told(arguments: &Serve) -> anyhow::Result<()> {
     let config = Config::load(&arguments.overrides)?;
     telemetry::start(&arguments.log, arguments.log_format).context("log")?;
     let counted = telemetry::metric::start().context("metrics")?;

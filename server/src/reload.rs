@@ -100,11 +100,11 @@ impl Reload {
             Some(Err(error)) => wrong.extend([error]),
             Some(Ok(false)) | None => {}
         }
-        match self.tokens.reload() {
-            Ok(true) => tracing::info!("new tokens are loaded, for calls from now on"),
-            Ok(false) => {}
-            Err(error) => wrong.extend([format!("server.tokens: {error}")]),
+        let (changed, faults) = self.tokens.reload();
+        for file in changed {
+            tracing::info!("{}: another token, or none, for calls from now on", file.display());
         }
+        wrong.extend(faults.into_iter().map(|fault| format!("server.tokens: {fault}")));
         tell(&before, &files);
         let mut news = wrong.difference(&state.told);
         for text in news.by_ref().take(MOST_TOLD) {
@@ -116,15 +116,21 @@ impl Reload {
         }
         self.rules.store(Arc::new(state.config.rules.with(files.domains())));
         gauge!(metric::RULES_WRONG).set(metric::many(wrong.len()));
+        if wrong.is_empty() && !state.told.is_empty() {
+            tracing::info!("nothing is wrong with what is read any more");
+        }
         state.told = wrong;
         self.files.store(Arc::new(files));
     }
 
     /// Watches the files. Runs until it is dropped.
     pub async fn watch(self: Arc<Self>) {
-        let mut watcher = watcher(self.asked.clone());
+        let watcher = Arc::new(Mutex::new(watcher(self.asked.clone())));
         loop {
-            let heard = watcher.as_mut().is_some_and(|watcher| watcher.follow(&self.folders()));
+            let (reload, watcher) = (self.clone(), watcher.clone());
+            let follow =
+                move || watcher.lock().as_mut().is_some_and(|watcher| watcher.follow(&reload.folders()));
+            let heard = aside(follow).await.unwrap_or_default();
             let look = if heard { LOOK.0 } else { LOOK.1 };
             if timeout(look, self.asked.notified()).await.is_ok() {
                 for _ in 0..STEPS {
@@ -135,10 +141,7 @@ impl Reload {
                 }
             }
             let reload = self.clone();
-            // Off the threads that decide. It panics only if reading does, and then what held holds.
-            if tokio::task::spawn_blocking(move || reload.now()).await.is_err() {
-                tracing::error!("reading the rules broke down; what held before does");
-            }
+            aside(move || reload.now()).await;
         }
     }
 
@@ -147,7 +150,7 @@ impl Reload {
         let state = self.state.lock();
         let mut places: Vec<PathBuf> = state.config.domains.clone();
         places.extend(self.identity.iter().flat_map(|identity| identity.files()).map(Path::to_owned));
-        places.extend(self.tokens.files().map(Path::to_owned));
+        places.extend(self.tokens.files());
         places.extend(self.files().iter().map(|(path, _)| path.to_owned()));
         if let Source::File(path) = &state.config.source {
             places.push(path.clone());
@@ -169,6 +172,12 @@ impl Reload {
     }
 }
 
+/// Off the threads that decide, as a disk may not answer. It panics only if reading does, and then what held holds.
+async fn aside<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let done = tokio::task::spawn_blocking(read).await;
+    done.inspect_err(|_| tracing::error!("reading the rules broke down; what held before does")).ok()
+}
+
 impl State {
     /// Reads the configuration file again if it changed; returns what is wrong with it.
     fn classes(&mut self) -> BTreeSet<String> {
@@ -181,12 +190,14 @@ impl State {
         if text == self.text && self.told.is_empty() {
             return BTreeSet::new();
         }
-        match Config::load(&self.config.overrides) {
+        match self.config.again() {
             Ok(config) => {
-                if config.server != self.config.server || config.store != self.config.store {
-                    tracing::warn!("{}: `server` and `store` are read at the start only", config.source);
-                }
                 if text != self.text {
+                    let now = Config::load(&self.config.overrides);
+                    let Config { server, store, .. } = &config;
+                    if now.is_ok_and(|now| now.server != *server || now.store != *store) {
+                        tracing::warn!("{}: `server` and `store` are read at the start only", config.source);
+                    }
                     tracing::info!("{}: {} classes are loaded", config.source, config.rules.iter().count());
                 }
                 self.text = text;

@@ -48,6 +48,10 @@ impl Identity {
     /// # Errors
     /// As [`read`](Self::read); then what held before does.
     pub fn reload(&self) -> Result<bool, String> {
+        // What was a pipe has been read to its end: whoever reads it again waits.
+        if self.files().any(|file| file.exists() && !file.is_file()) {
+            return Ok(false);
+        }
         let mut known = self.texts.lock();
         let texts = Texts::read(&self.files)?;
         if texts == *known {

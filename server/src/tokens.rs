@@ -3,7 +3,7 @@
 use arc_swap::ArcSwap;
 use sha2::{Digest as _, Sha256};
 use std::fmt;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use subtle::{Choice, ConstantTimeEq as _};
@@ -34,6 +34,9 @@ impl Token {
         if text.len() < SHORTEST || u64::try_from(text.len()).is_ok_and(|bytes| bytes > LONGEST) {
             return Err(wrong(&format!("a token of {end} bytes; expected {SHORTEST} to {LONGEST}")));
         }
+        if !text.iter().all(|byte| matches!(byte, b' '..=b'~')) {
+            return Err(wrong(&"a token that nobody can show; expected printable characters of ASCII"));
+        }
         Ok(Self(Sha256::digest(&text).into()))
     }
 }
@@ -55,39 +58,81 @@ pub enum Stranger {
     Unknown,
 }
 
-/// The tokens of all who may ask, and the file of each. Calls are checked by those that held when they came.
-#[derive(Debug)]
-pub struct Tokens {
-    files: Vec<PathBuf>,
-    held: ArcSwap<Vec<Token>>,
+/// Somebody who may ask: a file, and the token in it. Whose file is gone may not, as long as it is. Two are the same if
+/// their files are.
+#[derive(Clone, Debug)]
+pub struct Known {
+    file: PathBuf,
+    token: Option<Token>,
 }
 
-impl Tokens {
-    /// Those in these files.
+impl PartialEq for Known {
+    fn eq(&self, other: &Self) -> bool {
+        self.file == other.file
+    }
+}
+
+impl Eq for Known {}
+
+impl Known {
+    /// Who shows the token in that file.
     ///
     /// # Errors
-    /// The first that is none.
-    pub fn read(files: Vec<PathBuf>) -> Result<Self, String> {
-        let held: Vec<Token> = files.iter().map(|file| Token::read(file)).collect::<Result<_, _>>()?;
-        Ok(Self { files, held: ArcSwap::from_pointee(held) })
+    /// As [`Token::read`].
+    pub fn read(file: PathBuf) -> Result<Self, String> {
+        let token = Some(Token::read(&file)?);
+        Ok(Self { file, token })
     }
 
-    /// Reads the files again. True if there is something new.
+    /// The same, as the file is now.
+    fn again(&self) -> Result<Self, String> {
+        let token = match std::fs::metadata(&self.file) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            // What was a pipe has been read to its end: whoever reads it again waits.
+            Ok(there) if !there.is_file() => self.token,
+            _ => Some(Token::read(&self.file)?),
+        };
+        Ok(Self { file: self.file.clone(), token })
+    }
+}
+
+/// All who may ask. Calls are checked by what held when they came.
+#[derive(Debug)]
+pub struct Tokens(ArcSwap<Vec<Known>>);
+
+impl Tokens {
+    /// Those; everybody if there are none.
+    #[must_use]
+    pub fn new(known: Vec<Known>) -> Self {
+        Self(ArcSwap::from_pointee(known))
+    }
+
+    /// Reads the files again, each for itself; returns what changed. A file that is gone takes its token with it.
     ///
-    /// # Errors
-    /// As [`read`](Self::read); then what held before does. A token is taken away by another in its place.
-    pub fn reload(&self) -> Result<bool, String> {
-        let read: Vec<Token> = self.files.iter().map(|file| Token::read(file)).collect::<Result<_, _>>()?;
-        let is_new = read != **self.held.load();
-        if is_new {
-            self.held.store(Arc::new(read));
+    /// What is wrong with others is told beside it; their tokens are held as they were.
+    pub fn reload(&self) -> (Vec<PathBuf>, Vec<String>) {
+        let (mut changed, mut wrong) = (Vec::new(), Vec::new());
+        let before = self.0.load_full();
+        let now = before.iter().map(|known| {
+            let now = known.again().unwrap_or_else(|error| {
+                wrong.push(error);
+                known.clone()
+            });
+            if now.token != known.token {
+                changed.push(now.file.clone());
+            }
+            now
+        });
+        let now = now.collect();
+        if !changed.is_empty() {
+            self.0.store(Arc::new(now));
         }
-        Ok(is_new)
+        (changed, wrong)
     }
 
     /// The files that they are in.
-    pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.files.iter().map(AsRef::as_ref)
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.0.load().iter().map(|known| known.file.clone()).collect()
     }
 
     /// Does a call come from somebody who is known, if this is its `authorization`? Everybody is where there are no
@@ -96,7 +141,8 @@ impl Tokens {
     /// # Errors
     /// No, and why.
     pub fn check(&self, shown: Option<&[u8]>) -> Result<(), Stranger> {
-        if self.files.is_empty() {
+        let all = self.0.load();
+        if all.is_empty() {
             return Ok(());
         }
         let (scheme, token) = shown.and_then(|shown| shown.split_at_checked(7)).ok_or(Stranger::Silent)?;
@@ -105,8 +151,8 @@ impl Tokens {
         }
         let shown: [u8; 32] = Sha256::digest(token).into();
         // All of them, whichever it is.
-        let known =
-            self.held.load().iter().fold(Choice::from(0), |known, Token(token)| known | token.ct_eq(&shown));
+        let tokens = all.iter().filter_map(|known| known.token);
+        let known = tokens.fold(Choice::from(0), |known, Token(token)| known | token.ct_eq(&shown));
         if bool::from(known) { Ok(()) } else { Err(Stranger::Unknown) }
     }
 }
@@ -124,8 +170,9 @@ mod tests {
             path
         };
         let read = |name, text| Token::read(&file(name, text));
-        let files = vec![file("a", "the token of one\n"), file("b", "the token of another")];
-        let (tokens, none) = (Tokens::read(files).unwrap(), Tokens::read(vec![]).unwrap());
+        let files = [file("a", "the token of one\n"), file("b", "the token of another")];
+        let known = files.map(|file| Known::read(file).unwrap());
+        let (tokens, none) = (Tokens::new(known.to_vec()), Tokens::new(vec![]));
         for (text, heard) in [
             ("Bearer the token of one", Ok(())),
             ("bearer the token of another", Ok(())),
@@ -140,22 +187,29 @@ mod tests {
             assert_eq!(none.check(Some(text.as_bytes())), Ok(()));
         }
         assert_eq!(tokens.check(None), Err(Stranger::Silent));
-        // Another in its place takes one away; what is none takes nothing.
-        assert_eq!(tokens.reload(), Ok(false));
-        file("a", "a new token of one");
-        assert_eq!(tokens.reload(), Ok(true));
-        file("b", "none");
-        assert!(tokens.reload().unwrap_err().contains("a token of 4 bytes"));
-        for (shown, heard) in [
-            ("Bearer the token of one", Err(Stranger::Unknown)),
-            ("Bearer a new token of one", Ok(())),
-            ("Bearer the token of another", Ok(())),
+        // Each file for itself: another token in it, none, or what can not be one.
+        let all = || ["the token of one", "a new token of one", "the token of another"];
+        let heard = || all().map(|shown| tokens.check(Some(format!("Bearer {shown}").as_bytes())).is_ok());
+        assert_eq!(tokens.reload(), (vec![], vec![]));
+        let a = file("a", "a new token of one");
+        let b = file("b", "none");
+        let (changed, wrong) = tokens.reload();
+        assert_eq!((changed, wrong.len()), (vec![a.clone()], 1));
+        assert!(wrong[0].contains("a token of 4 bytes"), "{wrong:?}");
+        assert_eq!(heard(), [false, true, true]);
+        std::fs::remove_file(&b).unwrap();
+        assert_eq!(tokens.reload(), (vec![b], vec![]));
+        assert_eq!(heard(), [false, true, false]);
+        std::fs::remove_file(&a).unwrap();
+        assert_eq!(tokens.reload(), (vec![a], vec![]));
+        assert_eq!(heard(), [false; 3], "who had a token once is not everybody");
+        for (name, text, wrong) in [
+            ("c", "short", "a token of 5 bytes"),
+            ("d", "", "a token of 0 bytes"),
+            ("f", "one of two lines\nand the other", "that nobody can show"),
         ] {
-            assert_eq!(tokens.check(Some(shown.as_bytes())), heard, "{shown}");
-        }
-        for (name, text, wrong) in [("c", "short", "a token of 5 bytes"), ("d", "", "a token of 0 bytes")] {
             let error = read(name, text).unwrap_err();
-            assert!(error.contains(wrong) && !error.contains("short"), "{error}");
+            assert!(error.contains(wrong) && !error.contains("short") && !error.contains("lines"), "{error}");
         }
         assert!(read("e", &"x".repeat(5000)).is_err());
         assert!(Token::read(&folder.path().join("nowhere")).unwrap_err().contains("can not be read"));

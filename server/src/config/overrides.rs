@@ -1,7 +1,7 @@
 //! Arguments and `TOLLGATE_…` variables that beat the file.
 
 use super::{Config, ConfigError, ServerTls, set, setting};
-use crate::tokens::Token;
+use crate::tokens::Known;
 use crate::yaml::Scalar;
 use std::fmt;
 use std::net::SocketAddr;
@@ -116,6 +116,11 @@ pub struct Overrides {
 }
 
 impl Overrides {
+    /// Do they name the domains?
+    pub(super) fn are_domains(&self) -> bool {
+        !self.domains.is_empty()
+    }
+
     pub(super) fn apply(&self, config: &mut Config) -> Result<(), ConfigError> {
         let Config { server, store, .. } = config;
         set(&mut server.grpc, self.grpc);
@@ -130,11 +135,11 @@ impl Overrides {
             server.tls = Some(ServerTls { cert: cert.clone(), key: key.clone(), client_ca });
         }
         if !self.token_files.is_empty() {
-            let name = "--token-file or TOLLGATE_TOKEN_FILES";
-            for file in &self.token_files {
-                Token::read(file).map_err(|message| ConfigError::Override { name, message })?;
-            }
-            server.tokens.clone_from(&self.token_files);
+            let read = self.token_files.iter().cloned().map(Known::read).collect::<Result<_, _>>();
+            server.tokens = read.map_err(|message| ConfigError::Override {
+                name: "--token-file or TOLLGATE_TOKEN_FILES",
+                message,
+            })?;
         }
         for (setting, path) in [
             (&mut store.password_file, &self.store_password_file),
@@ -153,7 +158,7 @@ impl Overrides {
         set(&mut store.instances, self.store_instances);
         set(&mut store.max_keys, self.max_keys);
         set(&mut store.max_bytes, self.max_bytes);
-        if !self.domains.is_empty() {
+        if self.are_domains() {
             let there = self.domains.iter().cloned().map(setting::there).collect::<Result<_, _>>();
             config.domains = there.map_err(|message| ConfigError::Override {
                 name: "--domains or TOLLGATE_DOMAINS",

@@ -7,7 +7,7 @@ use std::time::Duration;
 const CLASSES: &str = "classes: { a: { rate: 1/s } }\n";
 
 fn parse(text: impl AsRef<[u8]>) -> Result<Config, ConfigError> {
-    Config::parse(Source::File("a.yaml".into()), text.as_ref())
+    Config::parse(Source::File("a.yaml".into()), text.as_ref(), None)
 }
 
 /// The config of a file with these lines and a class.
