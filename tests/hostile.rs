@@ -122,6 +122,12 @@ async fn who_does_not_begin_is_not_waited_for() {
     let caller = open.serving().await;
 
     let silent = TcpStream::connect(secured.grpc()).await.unwrap();
+    let mut prefaces = Vec::new();
+    for said in [&b""[..], b"PRI * HTTP/2.0\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
+        let mut preface = TcpStream::connect(open.grpc()).await.unwrap();
+        preface.write_all(said).await.unwrap();
+        prefaces.push((preface, said));
+    }
     let mut slow = TcpStream::connect(open.http().await).await.unwrap();
     slow.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: a\r\nx-a: ").await.unwrap();
     let (mut slow, mut feed) = slow.into_split();
@@ -133,6 +139,9 @@ async fn who_does_not_begin_is_not_waited_for() {
         }
     });
     assert_eq!(until_closed(silent, "a handshake that never begins").await, b"");
+    for (preface, said) in prefaces {
+        until_closed(preface, &format!("after {said:?}")).await;
+    }
     let mut said = Vec::new();
     timeout(PATIENCE, slow.read_to_end(&mut said)).await.expect("a slow header field: still open").ok();
     timeout(PATIENCE, feeding).await.expect("it can not be written to").unwrap();
@@ -251,6 +260,24 @@ async fn calls_that_never_say_what_they_want_hold_up_nobody() {
     let (response, _) = held.pop().unwrap();
     let ended = timeout(2 * PATIENCE, response).await.expect("it is ended");
     assert!(ended.is_ok_and(|response| response.headers().contains_key("grpc-status")));
+}
+
+/// Over HTTP and over gRPC: a peer asks and asks and reads nothing of what it is told.
+#[tokio::test]
+async fn who_does_not_read_is_not_written_to_for_ever() {
+    let mut server = Tollgate::start(CLASSES).await;
+    let caller = server.serving().await;
+    let ask = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n".repeat(100);
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let ping = b"\0\0\x08\x06\0\0\0\0\0pingpong".repeat(100);
+    for (address, first, again) in [(server.http().await, &b""[..], ask), (server.grpc(), preface, ping)] {
+        let mut deaf = TcpStream::connect(address).await.unwrap();
+        deaf.write_all(first).await.unwrap();
+        // It is not taken without end, and then the connection ends.
+        let ended = async { while deaf.write_all(&again).await.is_ok() {} };
+        timeout(3 * PATIENCE, ended).await.unwrap_or_else(|_| panic!("{address}: still open"));
+    }
+    unhurt(&mut server, &caller, "deaf peers").await;
 }
 
 /// Messages of 4 MiB that are never finished, as many as may be held.

@@ -77,6 +77,7 @@ pub fn build(config: Config, clock: Clock) -> Result<App, BuildError> {
         counted: None,
         bounds: Bounds {
             listener: "grpc",
+            beginning: grpc::BEGINNING,
             most: server.max_connections,
             most_by_peer: server.max_connections_per_peer,
         },
@@ -133,7 +134,7 @@ impl App {
         );
         let upkeep = tokio::spawn(upkeep(self.counted));
         let http = self.http.map(|listener| {
-            let bounds = Bounds { listener: "http", ..self.bounds };
+            let bounds = Bounds { listener: "http", beginning: 0, ..self.bounds };
             let incoming = listen::incoming(listener, bounds, None);
             tokio::spawn(http::serve(state, incoming, ended.clone()))
         });

@@ -32,6 +32,9 @@ pub(crate) const SERVICES: [&str; 4] = ["", SERVICE_NAME, rls::SERVICE_NAME, "ra
 /// not ready.
 pub(crate) const READY: &str = "ready";
 
+/// What HTTP/2 begins with, in bytes: a preface, and a frame of settings that may be empty.
+pub(crate) const BEGINNING: usize = 24 + 9;
+
 /// Calls that one connection may have in flight.
 const MAX_STREAMS: u32 = 1024;
 

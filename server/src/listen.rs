@@ -19,6 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::time::{Instant, sleep, timeout};
+use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::either::Either;
@@ -26,6 +27,9 @@ use tonic::transport::server::Connected;
 
 /// How long a handshake may take, or the header fields of a request.
 pub(crate) const BEGINNING: Duration = Duration::from_secs(5);
+
+/// How long a peer may read nothing of what it is told.
+const UNREAD: Duration = Duration::from_secs(20);
 
 /// After the system could not make a connection, which it may have no files left for.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -36,11 +40,13 @@ const TELL: Duration = Duration::from_secs(10);
 /// Connections that have begun and wait to be served.
 const WAITING: usize = 16;
 
-/// How many connections there may be at a time.
+/// What is asked of connections, and how many there may be at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     /// What the metrics call where they come to.
     pub(crate) listener: &'static str,
+    /// Bytes that a peer has to say before it may be silent. Until then each wait is as short as that for a handshake.
+    pub(crate) beginning: usize,
     /// Of all peers.
     pub(crate) most: usize,
     /// Of one: an address, or the first half of one where addresses are long.
@@ -74,7 +80,7 @@ async fn accept(
         match accepted {
             Ok((stream, peer)) => match Place::take(&open, &bounds, peer.ip()) {
                 Ok(place) => {
-                    tokio::spawn(begin(stream, place, identity.clone(), begun.clone()));
+                    tokio::spawn(begin(stream, place, bounds.beginning, identity.clone(), begun.clone()));
                 }
                 Err(full) => refusals.note(&full),
             },
@@ -89,6 +95,7 @@ async fn accept(
 async fn begin(
     stream: TcpStream,
     place: Place,
+    beginning: usize,
     identity: Option<Arc<Identity>>,
     begun: Sender<io::Result<Connection>>,
 ) {
@@ -103,7 +110,7 @@ async fn begin(
         },
     };
     // If nobody takes it any more the server is ending.
-    begun.send(Ok(Connection { stream, _place: place })).await.unwrap_or_default();
+    begun.send(Ok(Connection::new(stream, beginning, place))).await.unwrap_or_default();
 }
 
 /// How many connections are open.
@@ -188,11 +195,23 @@ impl Refusals {
     }
 }
 
-/// A connection that has begun.
+type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+
+/// A connection that has begun. It fails where a peer does not go on with that, and where it does not read.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    stream: Either<TcpStream, Box<TlsStream<TcpStream>>>,
+    stream: Pin<Box<TimeoutStream<Stream>>>,
+    beginning: usize,
     _place: Place,
+}
+
+impl Connection {
+    fn new(stream: Stream, beginning: usize, place: Place) -> Self {
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_read_timeout((beginning > 0).then_some(BEGINNING));
+        stream.set_write_timeout(Some(UNREAD));
+        Self { stream: Box::pin(stream), beginning, _place: place }
+    }
 }
 
 impl Connected for Connection {
@@ -207,13 +226,21 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let read = self.stream.as_mut().poll_read(cx, buffer);
+        if self.beginning > 0 {
+            self.beginning = self.beginning.saturating_sub(buffer.filled().len() - before);
+            if self.beginning == 0 {
+                self.stream.as_mut().set_read_timeout_pinned(None);
+            }
+        }
+        read
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        self.stream.as_mut().poll_write(cx, bytes)
     }
 
     fn poll_write_vectored(
@@ -221,7 +248,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+        self.stream.as_mut().poll_write_vectored(cx, bytes)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -229,11 +256,11 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        self.stream.as_mut().poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        self.stream.as_mut().poll_shutdown(cx)
     }
 }
 
@@ -244,7 +271,7 @@ mod tests {
     #[test]
     fn there_are_as_many_as_may_be_of_all_and_of_one() {
         let open = Arc::new(Mutex::new(Open::default()));
-        let bounds = Bounds { listener: "grpc", most: 4, most_by_peer: 2 };
+        let bounds = Bounds { listener: "grpc", beginning: 0, most: 4, most_by_peer: 2 };
         let take = |address: &str| Place::take(&open, &bounds, address.parse().unwrap());
         let two = [take("10.0.0.1").unwrap(), take("::ffff:10.0.0.1").unwrap()];
         let error = take("10.0.0.1").unwrap_err();
